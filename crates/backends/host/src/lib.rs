@@ -24,7 +24,8 @@
 //!
 //! let queue = device.create_queue(&QueueDesc::default())?;
 //! let done = SemaphorePoint::new(&device.create_semaphore(0)?, 1);
-//! let launch = Launch::new(&kernel, [4, 1, 1], &[Arg::Buffer(&buffer)])?;
+//! let args = [Arg::Buffer(&buffer)];
+//! let launch = Launch::new(&kernel, [4, 1, 1], &args)?;
 //! queue.submit(&Submission { waits: &[], ops: &[Op::Launch(launch)], signals: &[done.clone()] })?;
 //! done.wait(Duration::from_secs(1))?;
 //!

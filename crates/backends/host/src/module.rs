@@ -36,8 +36,8 @@ pub(crate) struct HostKernel {
     contract: KernelContract,
     body: Body,
     max_workgroups: [u32; 3],
-    /// The longest any workgroup took, in nanoseconds; 0 before the first run.
-    slowest: AtomicU64,
+    /// About the longest a workgroup takes, in nanoseconds; 0 before the first run.
+    typical: AtomicU64,
 }
 
 type Entry = unsafe extern "C" fn(*const RawWorkgroup) -> i32;
@@ -71,7 +71,7 @@ impl HostModule {
                     contract: contract.clone(),
                     body,
                     max_workgroups,
-                    slowest: AtomicU64::new(0),
+                    typical: AtomicU64::new(0),
                 })
             })
             .collect();
@@ -247,13 +247,15 @@ impl<'a> Prepared<'a> {
     pub(crate) fn learn(&self, workgroups: u64, took: Duration) {
         let each = took.as_nanos() / u128::from(workgroups.max(1));
         let each = u64::try_from(each).unwrap_or(u64::MAX).max(1);
-        // Relaxed: an estimate.
-        self.kernel.slowest.fetch_max(each, Ordering::Relaxed);
+        // Relaxed: an estimate. It rises at once and falls slowly, so that one interruption by the
+        // operating system is forgotten after some dozen runs.
+        let before = self.kernel.typical.load(Ordering::Relaxed);
+        self.kernel.typical.store(each.max(before - before / 8), Ordering::Relaxed);
     }
 
     /// How long the launch should take, if the kernel ran before.
     pub(crate) fn expected(&self) -> Option<Duration> {
-        match self.kernel.slowest.load(Ordering::Relaxed) {
+        match self.kernel.typical.load(Ordering::Relaxed) {
             0 => None,
             each => Some(Duration::from_nanos(each.saturating_mul(self.workgroup_count()))),
         }

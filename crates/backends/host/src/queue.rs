@@ -21,9 +21,9 @@ use crate::{
     split::Split,
 };
 
-/// A waiter runs work on its own thread only if that work should end within this time, so that it can
-/// overrun its deadline by no more.
-pub(crate) const HELP_LIMIT: Duration = Duration::from_micros(50);
+/// A waiter runs kernels on its own thread only if none of their runs so far took longer than this, so that
+/// it can overrun its deadline by about as much.
+const HELP_LIMIT: Duration = Duration::from_micros(50);
 
 /// What one thread copies before it lets the others in on it.
 const COPY_PART: usize = 1 << 20;
@@ -295,13 +295,23 @@ impl QueueCore {
         Arc::new(Failure::OperationFailed { device: self.device, submission, what, reason })
     }
 
-    /// Whether the first job should end within [`HELP_LIMIT`].
-    pub(crate) fn is_quick(&self) -> bool {
+    /// Whether the first job should end well before `remaining` is over: kernels within [`HELP_LIMIT`],
+    /// copies and fills, whose cost is known, within a quarter of it.
+    pub(crate) fn is_quick(&self, remaining: Duration) -> bool {
         let state = self.lock();
-        state.jobs.front().is_some_and(|job| {
-            let expected = job.work.ops.iter().map(expected).sum::<Option<Duration>>();
-            expected.is_some_and(|expected| expected <= HELP_LIMIT)
-        })
+        let Some(job) = state.jobs.front() else { return false };
+        let (mut kernels, mut copies) = (Duration::ZERO, Duration::ZERO);
+        for op in &job.work.ops[job.next..] {
+            match op {
+                OwnedOp::Copy { dst, .. } | OwnedOp::Fill { dst, .. } => copies += copy_time(dst.size()),
+                OwnedOp::Launch(launch) => match Prepared::new(launch).and_then(|launch| launch.expected()) {
+                    Some(expected) => kernels += expected,
+                    None => return false,
+                },
+                _ => return false,
+            }
+        }
+        kernels <= HELP_LIMIT && kernels + copies <= remaining / 4
     }
 
     /// The device goes away: what is ready still runs, what waits is abandoned.
@@ -324,17 +334,9 @@ impl Wake for QueueCore {
     }
 }
 
-/// How long an operation should take; `None` if that cannot be told.
-fn expected(op: &OwnedOp) -> Option<Duration> {
-    // A slow core copies a few bytes a nanosecond.
-    const BYTES_PER_NS: u64 = 4;
-    match op {
-        OwnedOp::Copy { dst, .. } | OwnedOp::Fill { dst, .. } => {
-            Some(Duration::from_nanos(dst.size() / BYTES_PER_NS))
-        }
-        OwnedOp::Launch(launch) => Prepared::new(launch)?.expected(),
-        _ => None,
-    }
+/// How long a slow core copies: a few bytes a nanosecond.
+const fn copy_time(size: u64) -> Duration {
+    Duration::from_nanos(size / 4)
 }
 
 fn promise_all(signals: &[SemaphorePoint]) -> Result<(), SubmitError> {

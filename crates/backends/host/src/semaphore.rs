@@ -9,8 +9,7 @@ use warpweft_core_types::{Deadline, DeviceId, Failure, Semaphore, SignalError, T
 
 use crate::{
     engine::{Engine, Task},
-    idle::spin_until,
-    queue::HELP_LIMIT,
+    idle::{Spinner, spin_until},
 };
 
 /// A semaphore of a host device.
@@ -34,10 +33,13 @@ impl HostSemaphore {
     /// Runs quick work of the device while it lasts, then spins a little.
     fn help(&self, value: u64, deadline: Deadline) {
         if let Some(engine) = self.engine.upgrade() {
-            let quick = |task: &Task| matches!(task, Task::Queue(queue) if queue.is_quick());
-            while !self.is_settled(value) && deadline.remaining() > HELP_LIMIT && engine.help(quick) {}
+            let quick = |task: &Task| match task {
+                Task::Queue(queue) => queue.is_quick(deadline.remaining()),
+                Task::Split(_) | Task::Slice(..) => false,
+            };
+            while !self.is_settled(value) && engine.help(quick) {}
         }
-        spin_until(0, || self.timeline.value() >= value || deadline.is_past());
+        spin_until(Spinner::Waiter, || self.timeline.value() >= value || deadline.is_past());
     }
 }
 

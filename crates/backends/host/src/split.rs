@@ -13,7 +13,7 @@ use warpweft_core_types::Failure;
 
 use crate::{
     engine::{Engine, Task},
-    idle::spin_until,
+    idle::{Spinner, spin_until},
 };
 
 /// Parts of one operation, numbered from 0, each done by whichever thread takes it.
@@ -74,7 +74,7 @@ impl Split {
     /// Waits for parts that other threads have taken: bounded by the parts themselves.
     fn finish(&self) -> Result<(), Arc<Failure>> {
         let all_done = || self.done.load(Ordering::Acquire) == self.parts;
-        if !spin_until(0, all_done) {
+        if !spin_until(Spinner::Waiter, all_done) {
             while !all_done() {
                 std::thread::park();
             }

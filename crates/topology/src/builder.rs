@@ -60,14 +60,7 @@ impl TopologyBuilder {
         if self.names.contains_key(&desc.name) {
             return Err(BuildError::DuplicateName { name: desc.name });
         }
-        let node = Node {
-            id,
-            name: desc.name,
-            kind: desc.kind,
-            host: desc.host,
-            pci: desc.pci,
-            numa_node: desc.numa_node,
-        };
+        let node = Node::new(id, desc);
         if let Some(uuid) = node.uuid() {
             if let Some(first) = self.devices.get(&uuid) {
                 return Err(BuildError::DuplicateDevice {

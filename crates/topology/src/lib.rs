@@ -31,14 +31,18 @@
 
 mod builder;
 mod cost;
+mod cpulist;
 mod edge;
 mod graph;
 mod node;
+mod pcie;
 mod route;
 
 pub use builder::{BuildError, TopologyBuilder};
+pub use cpulist::{CpuList, ParseCpuListError};
 pub use edge::{Edge, EdgeError, Known, LinkDesc, Measurement};
 pub use graph::Topology;
-pub use node::{DeviceKind, Node, NodeDesc, NodeId, NodeKind};
+pub use node::{DeviceKind, Node, NodeDesc, NodeId, NodeKind, Place};
+pub use pcie::{PcieLink, PcieRate};
 pub use route::{Hop, Path, PathError};
 pub use warpweft_core_types::Provenance;

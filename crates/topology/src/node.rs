@@ -5,6 +5,8 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use warpweft_core_types::{DeviceUuid, PciAddress};
 
+use crate::{CpuList, PcieLink};
+
 /// A node's position in its [`Topology`](crate::Topology), from 0 in the order of addition.
 ///
 /// It means nothing in another topology; [`DeviceUuid`] and the name are what to carry across.
@@ -63,19 +65,41 @@ pub enum NodeKind {
     Nic,
 }
 
+/// Where a node sits in its machine; `None` is always "nobody said".
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Place {
+    /// The machine, where the topology spans several.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub host: Option<String>,
+    /// Its PCI function.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pci: Option<PciAddress>,
+    /// Its PCI Express link towards the host.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pcie: Option<PcieLink>,
+    /// The NUMA node it is attached to, or is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub numa_node: Option<u32>,
+    /// The processors near it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cpus: Option<CpuList>,
+}
+
 /// Describes a node that is to be added to a [`TopologyBuilder`](crate::TopologyBuilder).
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct NodeDesc {
     /// Unique in its topology, such as `GPU0` or `node3/GPU0`.
     pub name: String,
     /// What stands there.
     pub kind: NodeKind,
-    /// The machine, where the topology spans several.
-    pub host: Option<String>,
-    /// Its PCI function.
-    pub pci: Option<PciAddress>,
-    /// The NUMA node it is attached to; `None` where unknown.
-    pub numa_node: Option<u32>,
+    /// The maker's name for it, such as a product name or a network interface.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub model: Option<String>,
+    /// Where it sits.
+    #[serde(default)]
+    pub place: Place,
 }
 
 impl NodeDesc {
@@ -86,10 +110,7 @@ impl NodeDesc {
 
     /// The memory of NUMA node `numa_node`, named `NUMA` and the number.
     pub fn host(numa_node: u32) -> Self {
-        Self {
-            numa_node: Some(numa_node),
-            ..Self::new(format!("NUMA{numa_node}"), NodeKind::Host { numa_node })
-        }
+        Self::new(format!("NUMA{numa_node}"), NodeKind::Host { numa_node }).near(numa_node)
     }
 
     /// A node of any kind.
@@ -97,9 +118,8 @@ impl NodeDesc {
         Self {
             name: name.into(),
             kind,
-            host: None,
-            pci: None,
-            numa_node: None,
+            model: None,
+            place: Place::default(),
         }
     }
 
@@ -111,21 +131,27 @@ impl NodeDesc {
         self
     }
 
+    /// Adds the maker's name.
+    pub fn model(mut self, model: impl Into<String>) -> Self {
+        self.model = Some(model.into());
+        self
+    }
+
     /// Places the node on a machine.
     pub fn on(mut self, host: impl Into<String>) -> Self {
-        self.host = Some(host.into());
+        self.place.host = Some(host.into());
         self
     }
 
     /// Places the node on the PCI bus.
     pub fn at(mut self, pci: PciAddress) -> Self {
-        self.pci = Some(pci);
+        self.place.pci = Some(pci);
         self
     }
 
     /// Attaches the node to a NUMA node.
     pub fn near(mut self, numa_node: u32) -> Self {
-        self.numa_node = Some(numa_node);
+        self.place.numa_node = Some(numa_node);
         self
     }
 }
@@ -139,15 +165,33 @@ pub struct Node {
     pub name: String,
     /// What stands there.
     pub kind: NodeKind,
-    /// The machine, where the topology spans several.
-    pub host: Option<String>,
-    /// Its PCI function.
-    pub pci: Option<PciAddress>,
-    /// The NUMA node it is attached to; `None` where unknown.
-    pub numa_node: Option<u32>,
+    /// The maker's name for it.
+    pub model: Option<String>,
+    /// Where it sits.
+    pub place: Place,
 }
 
 impl Node {
+    pub(crate) fn new(id: NodeId, desc: NodeDesc) -> Self {
+        Self {
+            id,
+            name: desc.name,
+            kind: desc.kind,
+            model: desc.model,
+            place: desc.place,
+        }
+    }
+
+    /// The description this node was made from.
+    pub fn to_desc(&self) -> NodeDesc {
+        NodeDesc {
+            name: self.name.clone(),
+            kind: self.kind,
+            model: self.model.clone(),
+            place: self.place.clone(),
+        }
+    }
+
     /// Whether the node computes.
     pub const fn is_device(&self) -> bool {
         matches!(self.kind, NodeKind::Device { .. })

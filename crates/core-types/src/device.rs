@@ -59,8 +59,9 @@ impl fmt::Display for Features {
 }
 
 /// The sort of silicon.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum DeviceKind {
     /// Processor cores.
     Cpu,
@@ -68,6 +69,8 @@ pub enum DeviceKind {
     Gpu,
     /// A neural processor.
     Npu,
+    /// Any other accelerator.
+    Other,
 }
 
 impl fmt::Display for DeviceKind {
@@ -76,6 +79,7 @@ impl fmt::Display for DeviceKind {
             Self::Cpu => "CPU",
             Self::Gpu => "GPU",
             Self::Npu => "NPU",
+            Self::Other => "accelerator",
         })
     }
 }

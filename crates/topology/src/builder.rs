@@ -1,0 +1,214 @@
+//! Collects nodes and reports, and makes a [`Topology`] of them.
+
+use std::collections::{BTreeMap, HashMap};
+
+use warpweft_core_types::{DeviceUuid, LinkEnd, LinkFact};
+
+use crate::{Edge, EdgeError, LinkDesc, Node, NodeDesc, NodeId, NodeKind, Topology};
+
+/// Why a topology could not be put together.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum BuildError {
+    /// Two nodes have one name.
+    #[error("two nodes are named {name:?}")]
+    DuplicateName {
+        /// The name.
+        name: String,
+    },
+    /// Two nodes are one silicon.
+    #[error("{first} and {second} are both device {uuid}")]
+    DuplicateDevice {
+        /// The silicon.
+        uuid: DeviceUuid,
+        /// Name of the node that came first.
+        first: String,
+        /// Name of the node that was refused.
+        second: String,
+    },
+    /// A fact is about a device that was not given.
+    #[error("a link fact names device {uuid}, which is not among the devices")]
+    UnknownDevice {
+        /// The device in the fact.
+        uuid: DeviceUuid,
+    },
+    /// There are more nodes than a [`NodeId`] can count.
+    #[error("too many nodes")]
+    TooManyNodes,
+    /// A report about an edge cannot be true.
+    #[error(transparent)]
+    Edge(#[from] EdgeError),
+}
+
+/// Collects nodes and reports about links; [`build`](Self::build) makes the [`Topology`].
+#[derive(Debug, Default)]
+pub struct TopologyBuilder {
+    nodes: Vec<Node>,
+    names: HashMap<String, NodeId>,
+    devices: HashMap<DeviceUuid, NodeId>,
+    edges: BTreeMap<(NodeId, NodeId), Edge>,
+}
+
+impl TopologyBuilder {
+    /// Adds a node.
+    ///
+    /// # Errors
+    ///
+    /// [`BuildError::DuplicateName`] or [`BuildError::DuplicateDevice`] if it is there already.
+    pub fn node(&mut self, desc: NodeDesc) -> Result<NodeId, BuildError> {
+        let id = NodeId(u32::try_from(self.nodes.len()).map_err(|_| BuildError::TooManyNodes)?);
+        if self.names.contains_key(&desc.name) {
+            return Err(BuildError::DuplicateName { name: desc.name });
+        }
+        let node = Node::new(id, desc);
+        if let Some(uuid) = node.uuid() {
+            if let Some(first) = self.devices.get(&uuid) {
+                return Err(BuildError::DuplicateDevice {
+                    uuid,
+                    first: self.nodes[first.index()].name.clone(),
+                    second: node.name,
+                });
+            }
+            self.devices.insert(uuid, id);
+        }
+        self.names.insert(node.name.clone(), id);
+        self.nodes.push(node);
+        Ok(id)
+    }
+
+    /// Adds a report about the link from one node to another; it is merged with what is known about the pair.
+    ///
+    /// # Errors
+    ///
+    /// [`BuildError::Edge`] if a node is not of this builder, both are one, or a figure is impossible.
+    pub fn link(&mut self, from: NodeId, to: NodeId, desc: LinkDesc) -> Result<(), BuildError> {
+        desc.check()?;
+        let name = self.name_of(from)?;
+        self.name_of(to)?;
+        if from == to {
+            let node = name.to_owned();
+            return Err(EdgeError::Loop { node }.into());
+        }
+        self.edges
+            .entry((from, to))
+            .and_modify(|edge| edge.merge(&desc))
+            .or_insert_with(|| Edge::new(from, to, &desc));
+        Ok(())
+    }
+
+    /// Adds the same report for both directions.
+    ///
+    /// # Errors
+    ///
+    /// As [`link`](Self::link).
+    pub fn link_both(&mut self, a: NodeId, b: NodeId, desc: LinkDesc) -> Result<(), BuildError> {
+        self.link(a, b, desc)?;
+        self.link(b, a, desc)
+    }
+
+    /// Adds a fact from a backend; a NUMA node it names is added if it is not there yet.
+    ///
+    /// # Errors
+    ///
+    /// [`BuildError::UnknownDevice`] for a device that was not added, else as [`link`](Self::link).
+    pub fn fact(&mut self, fact: &LinkFact) -> Result<(), BuildError> {
+        let from = self.end(fact.from)?;
+        let to = self.end(fact.to)?;
+        self.link(from, to, fact.into())
+    }
+
+    /// The finished topology.
+    pub fn build(self) -> Topology {
+        Topology::assemble(self.nodes, self.edges.into_values().collect())
+    }
+
+    fn end(&mut self, end: LinkEnd) -> Result<NodeId, BuildError> {
+        match end {
+            LinkEnd::Device(uuid) => {
+                self.devices.get(&uuid).copied().ok_or(BuildError::UnknownDevice { uuid })
+            }
+            LinkEnd::Host { numa_node } => {
+                let wanted = NodeKind::Host { numa_node };
+                match self.nodes.iter().find(|node| node.kind == wanted) {
+                    Some(node) => Ok(node.id),
+                    None => self.node(NodeDesc::host(numa_node)),
+                }
+            }
+        }
+    }
+
+    fn name_of(&self, node: NodeId) -> Result<&str, EdgeError> {
+        self.nodes.get(node.index()).map(|found| found.name.as_str()).ok_or(EdgeError::UnknownNode { node })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use warpweft_core_types::{LinkClass, Provenance};
+
+    use super::*;
+    use crate::DeviceKind;
+
+    const fn uuid(byte: u8) -> DeviceUuid {
+        DeviceUuid::from_bytes([byte; 16])
+    }
+
+    fn gpu(name: &str, byte: u8) -> NodeDesc {
+        NodeDesc::device(name, DeviceKind::Gpu).uuid(uuid(byte))
+    }
+
+    fn fact(from: LinkEnd, to: LinkEnd) -> LinkFact {
+        LinkFact {
+            from,
+            to,
+            class: LinkClass::Pcie,
+            path: None,
+            link_count: 1,
+            bandwidth: None,
+            latency: None,
+            provenance: Provenance::Driver,
+        }
+    }
+
+    #[test]
+    fn facts_find_devices_by_uuid_and_make_their_hosts() {
+        let host = LinkEnd::Host { numa_node: 1 };
+        let facts = [fact(host, LinkEnd::Device(uuid(7)))];
+        let topology = Topology::from_facts(vec![gpu("GPU0", 7)], &facts).unwrap();
+        let (host, device) = (topology.host(1).unwrap(), topology.device(uuid(7)).unwrap());
+        assert!(topology.edge(host, device).is_some());
+        assert!(topology.edge(device, host).is_none());
+    }
+
+    #[test]
+    fn a_fact_about_a_stranger_is_refused() {
+        let facts = [fact(LinkEnd::Device(uuid(1)), LinkEnd::Host { numa_node: 0 })];
+        assert_eq!(Topology::from_facts(vec![], &facts), Err(BuildError::UnknownDevice { uuid: uuid(1) }));
+    }
+
+    #[test]
+    fn one_silicon_or_one_name_twice_is_refused() {
+        let twice = Topology::from_facts(vec![gpu("GPU0", 1), gpu("GPU1", 1)], &[]);
+        assert!(matches!(twice, Err(BuildError::DuplicateDevice { .. })));
+        let twice = Topology::from_facts(vec![gpu("GPU0", 1), gpu("GPU0", 2)], &[]);
+        assert!(matches!(twice, Err(BuildError::DuplicateName { .. })));
+    }
+
+    #[test]
+    fn a_probe_neither_makes_an_edge_nor_lifts_a_veto() {
+        let facts = [fact(LinkEnd::Device(uuid(1)), LinkEnd::Device(uuid(2)))];
+        let mut topology = Topology::from_facts(vec![gpu("GPU0", 1), gpu("GPU1", 2)], &facts).unwrap();
+        let (a, b) = (topology.device(uuid(1)).unwrap(), topology.device(uuid(2)).unwrap());
+        let fast = crate::Measurement {
+            bandwidth: Some(warpweft_core_types::Bandwidth::from_gb_per_s(50.0)),
+            latency: None,
+        };
+        assert!(matches!(topology.measure(b, a, &fast), Err(EdgeError::NoEdge { .. })));
+        topology.veto(a, b, "writes vanish").unwrap();
+        topology.measure(a, b, &fast).unwrap();
+        topology.veto(a, b, "again").unwrap();
+        let edge = topology.edge(a, b).unwrap();
+        assert_eq!(edge.veto.as_deref(), Some("writes vanish"));
+        assert!(!edge.is_usable());
+    }
+}

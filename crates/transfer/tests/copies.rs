@@ -1,5 +1,6 @@
 //! Copies between host devices linked in every way that gives another kind of route.
 #![expect(clippy::unwrap_used, reason = "a failed step fails the test")]
+#![expect(clippy::cast_possible_truncation, reason = "sizes in tests are small")]
 
 use std::{
     sync::Arc,

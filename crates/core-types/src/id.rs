@@ -55,16 +55,8 @@ impl FromStr for DeviceUuid {
 
     /// Reads 32 hexadecimal digits, hyphens and a leading `GPU-` allowed.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let wrong = || ParseIdError {
-            text: text.to_owned(),
-            expected: "UUID of 32 hexadecimal digits",
-        };
-        let digits: String = text
-            .trim()
-            .trim_start_matches("GPU-")
-            .chars()
-            .filter(|&c| c != '-')
-            .collect();
+        let wrong = || ParseIdError { text: text.to_owned(), expected: "UUID of 32 hexadecimal digits" };
+        let digits: String = text.trim().trim_start_matches("GPU-").chars().filter(|&c| c != '-').collect();
         if digits.len() != 32 || !digits.bytes().all(|b| b.is_ascii_hexdigit()) {
             return Err(wrong());
         }
@@ -88,11 +80,7 @@ pub struct PciAddress {
 
 impl fmt::Display for PciAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{:04x}:{:02x}:{:02x}.{:x}",
-            self.domain, self.bus, self.device, self.function
-        )
+        write!(f, "{:04x}:{:02x}:{:02x}.{:x}", self.domain, self.bus, self.device, self.function)
     }
 }
 
@@ -107,17 +95,10 @@ impl FromStr for PciAddress {
 
     /// Reads `[domain:]bus:device.function`, all hexadecimal; a missing domain is 0.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let wrong = || ParseIdError {
-            text: text.to_owned(),
-            expected: "PCI address like 0000:1b:00.0",
-        };
+        let wrong = || ParseIdError { text: text.to_owned(), expected: "PCI address like 0000:1b:00.0" };
         let hex = |digits: &str, below: u32| {
             let value = u32::from_str_radix(digits, 16).map_err(|_| wrong())?;
-            if value < below {
-                Ok(value)
-            } else {
-                Err(wrong())
-            }
+            if value < below { Ok(value) } else { Err(wrong()) }
         };
         let narrow = |value: u32| u8::try_from(value).map_err(|_| wrong());
         let (place, function) = text.trim().rsplit_once('.').ok_or_else(wrong)?;
@@ -214,25 +195,16 @@ mod tests {
 
     #[test]
     fn uuid_of_another_length_is_refused() {
-        for text in [
-            "",
-            "GPU-",
-            "0123",
-            "0123456789abcdef0123456789abcdef00",
-            "+123456789abcdef0123456789abcdef",
-        ] {
+        for text in
+            ["", "GPU-", "0123", "0123456789abcdef0123456789abcdef00", "+123456789abcdef0123456789abcdef"]
+        {
             assert!(text.parse::<DeviceUuid>().is_err(), "{text}");
         }
     }
 
     #[test]
     fn pci_address_reads_every_common_spelling() {
-        let expected = PciAddress {
-            domain: 0,
-            bus: 0x1b,
-            device: 0,
-            function: 0,
-        };
+        let expected = PciAddress { domain: 0, bus: 0x1b, device: 0, function: 0 };
         for text in ["1b:00.0", "0000:1B:00.0", "00000000:1B:00.0"] {
             assert_eq!(text.parse(), Ok(expected), "{text}");
         }
@@ -241,17 +213,7 @@ mod tests {
 
     #[test]
     fn damaged_pci_addresses_are_refused() {
-        for text in [
-            "",
-            "1b",
-            "1b:00",
-            "1b:20.0",
-            "1b:00.8",
-            "100:00.0",
-            "0:0:1b:00.0",
-            ":.",
-            "x:1b:00.0",
-        ] {
+        for text in ["", "1b", "1b:00", "1b:20.0", "1b:00.8", "100:00.0", "0:0:1b:00.0", ":.", "x:1b:00.0"] {
             assert!(text.parse::<PciAddress>().is_err(), "{text}");
         }
     }

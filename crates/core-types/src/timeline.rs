@@ -303,12 +303,12 @@ mod loom_tests {
         loom::model(|| {
             let timeline = LoomArc::new(Timeline::new(0));
             let flag = Arc::new(Flag(loom::sync::atomic::AtomicUsize::new(0)));
-            let failer = {
+            let breaker = {
                 let timeline = LoomArc::clone(&timeline);
                 loom::thread::spawn(move || timeline.fail(Arc::new(Failure::Cancelled)))
             };
             timeline.wake_when(1, Arc::clone(&flag).into());
-            failer.join().unwrap();
+            breaker.join().unwrap();
             assert_eq!(flag.0.load(loom::sync::atomic::Ordering::SeqCst), 1);
         });
     }

@@ -4,14 +4,15 @@ use std::{fmt, sync::Arc, task::Waker};
 
 use crate::{
     Deadline, Failure, SignalError, WaitError,
-    sync::{AtomicU64, AtomicUsize, Condvar, Mutex, MutexGuard, Ordering},
+    sync::{AtomicU64, AtomicUsize, Condvar, Mutex, MutexGuard, Ordering, fence},
 };
 
 /// A rising number that threads block on and wakers register with.
 ///
-/// Raising it costs one atomic while nobody waits. Whoever starts to wait first counts itself and then
-/// looks at the number; whoever raises it first stores the number and then looks at the count. Both
-/// pairs are sequentially consistent, so at least one of the two sees the other (checked by loom).
+/// Raising it costs one atomic and a fence while nobody waits. Whoever starts to wait first counts itself
+/// and then looks at the number; whoever raises it first stores the number and then looks at the count. A
+/// sequentially consistent fence stands between the two steps on either side, so at least one of the two
+/// sees the other (checked by loom).
 pub struct Timeline {
     reached: AtomicU64,
     promised: AtomicU64,
@@ -77,9 +78,10 @@ impl Timeline {
 
     /// Raises the value to at least `value`, wakes who waited for it, and returns what it was before.
     pub fn raise(&self, value: u64) -> u64 {
-        // SeqCst: this store and the load of `waiting` below must not change places (see the type).
-        let before = self.reached.fetch_max(value, Ordering::SeqCst);
-        if self.waiting.load(Ordering::SeqCst) != 0 {
+        // Release: see `value`. The fence keeps the look at `waiting` behind the store (see the type).
+        let before = self.reached.fetch_max(value, Ordering::Release);
+        fence(Ordering::SeqCst);
+        if self.waiting.load(Ordering::Relaxed) != 0 {
             self.wake_reached();
         }
         before
@@ -90,7 +92,7 @@ impl Timeline {
         let mut state = self.lock();
         state.failure.get_or_insert(failure);
         let wakers = std::mem::take(&mut state.wakers);
-        self.waiting.fetch_sub(wakers.len(), Ordering::SeqCst);
+        self.end_waiting(wakers.len());
         drop(state);
         self.changed.notify_all();
         wakers.into_iter().for_each(|(_, waker)| waker.wake());
@@ -106,9 +108,9 @@ impl Timeline {
             return Ok(());
         }
         let state = self.lock();
-        self.waiting.fetch_add(1, Ordering::SeqCst);
+        self.begin_waiting();
         let result = self.wait_locked(state, value, deadline);
-        self.waiting.fetch_sub(1, Ordering::SeqCst);
+        self.end_waiting(1);
         result
     }
 
@@ -119,7 +121,7 @@ impl Timeline {
         deadline: Deadline,
     ) -> Result<(), WaitError> {
         loop {
-            let reached = self.reached.load(Ordering::SeqCst);
+            let reached = self.value();
             if reached >= value {
                 return Ok(());
             }
@@ -144,26 +146,37 @@ impl Timeline {
         if state.wakers.iter().any(|(other, known)| *other == value && known.will_wake(&waker)) {
             return;
         }
-        self.waiting.fetch_add(1, Ordering::SeqCst);
-        if state.failure.is_none() && self.reached.load(Ordering::SeqCst) < value {
+        self.begin_waiting();
+        if state.failure.is_none() && self.value() < value {
             state.wakers.push((value, waker));
             return;
         }
-        self.waiting.fetch_sub(1, Ordering::SeqCst);
+        self.end_waiting(1);
         drop(state);
         waker.wake();
     }
 
     fn wake_reached(&self) {
         let mut state = self.lock();
-        let reached = self.reached.load(Ordering::SeqCst);
+        let reached = self.value();
         let due: Vec<Waker> =
             state.wakers.extract_if(.., |(value, _)| *value <= reached).map(|(_, waker)| waker).collect();
-        self.waiting.fetch_sub(due.len(), Ordering::SeqCst);
+        self.end_waiting(due.len());
         drop(state);
         self.changed.notify_all();
         // Outside the lock: a waker may run code that comes back here.
         due.into_iter().for_each(Waker::wake);
+    }
+
+    fn begin_waiting(&self) {
+        // Relaxed: the fence orders it before the look at `reached` that follows (see the type).
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+    }
+
+    fn end_waiting(&self, count: usize) {
+        // Relaxed: too high a count costs a look and nothing else.
+        self.waiting.fetch_sub(count, Ordering::Relaxed);
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

@@ -209,6 +209,14 @@ pub enum LoadError {
         /// The loader's words.
         reason: String,
     },
+    /// A dynamic library has no such function.
+    #[error("library {path} has no function {symbol:?}")]
+    MissingSymbol {
+        /// The file.
+        path: String,
+        /// The kernel's name.
+        symbol: String,
+    },
     /// The code has no such kernel.
     #[error("there is no kernel {name:?}; the module has {available:?}")]
     NoSuchKernel {
@@ -570,6 +578,7 @@ impl LoadError {
             Self::UnsupportedFormat { .. } => ErrorClass::Unsupported,
             Self::Rejected { .. }
             | Self::Library { .. }
+            | Self::MissingSymbol { .. }
             | Self::NoSuchKernel { .. }
             | Self::DuplicateKernel { .. } => ErrorClass::Usage,
             Self::Failed(failure) => failure.class(),

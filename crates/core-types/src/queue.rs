@@ -44,7 +44,7 @@ pub trait Queue: Any + fmt::Debug + Send + Sync {
     fn failure(&self) -> Option<Arc<Failure>>;
 }
 
-/// Work for a queue: wait for `waits`, do `ops` in order, raise `signals`.
+/// Work for a queue: wait for `waits`, do `ops` in order, raise `signals` in order.
 ///
 /// It borrows everything; [`OwnedSubmission::from`] makes a copy that can be kept.
 #[derive(Debug, Clone, Copy, Default)]

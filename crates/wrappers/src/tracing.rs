@@ -155,8 +155,9 @@ impl Layer for Tracing {
             reason: format!("the tracer could not make a semaphore: {error}"),
         })?;
         let end = SemaphorePoint::new(&end, 1);
-        let mut signals = submission.signals.to_vec();
-        signals.push(end.clone());
+        // The end is signalled first: whoever waits for the submission finds it in the trace.
+        let mut signals = vec![end.clone()];
+        signals.extend_from_slice(submission.signals);
         let id = queue.inner.submit(&Submission { signals: &signals, ..*submission })?;
         let number = self.trace.add(TraceEvent {
             device: queue.inner.device(),

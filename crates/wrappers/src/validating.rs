@@ -201,8 +201,9 @@ impl Layer for Validating {
             ended: ended.clone(),
         };
         ledger.check(&entry)?;
-        let mut signals = submission.signals.to_vec();
-        signals.push(ended);
+        // The end is signalled first: whoever sees a signal of the submission must find it ended.
+        let mut signals = vec![ended];
+        signals.extend_from_slice(submission.signals);
         let id = queue.inner.submit(&Submission { signals: &signals, ..*submission })?;
         ledger.entries.push(entry);
         Ok(id)

@@ -149,7 +149,7 @@ impl Device for HostDevice {
     }
 
     fn load(&self, code: &KernelCode) -> Result<Arc<dyn Module>, LoadError> {
-        Ok(Arc::new(HostModule::load(self.id(), LIMITS.workgroups, code)?))
+        Ok(Arc::new(HostModule::load(self.id(), &LIMITS, code)?))
     }
 
     /// Host devices are never lost.

@@ -14,9 +14,9 @@ use std::{
 
 use smallvec::SmallVec;
 use warpweft_core_types::{
-    CodeFormat, DeviceId, Failure, ForeignCode, HostFunction, Kernel, KernelCode, KernelContract, LoadError,
-    Module, OwnedArg, OwnedLaunch, Progress, RawArgument, RawWorkgroup, SubmissionId, WORKGROUP_ABI,
-    Workgroup,
+    CodeFormat, DeviceId, Failure, ForeignCode, HostFunction, Kernel, KernelCode, KernelContract, Limits,
+    LoadError, Module, OwnedArg, OwnedLaunch, Param, Progress, RawArgument, RawWorkgroup, SubmissionId,
+    WORKGROUP_ABI, Workgroup,
 };
 
 use crate::memory::Span;
@@ -54,12 +54,9 @@ enum Body {
 
 impl HostModule {
     /// Loads the first form of `code` that runs on the host.
-    pub(crate) fn load(
-        device: DeviceId,
-        max_workgroups: [u32; 3],
-        code: &KernelCode,
-    ) -> Result<Self, LoadError> {
+    pub(crate) fn load(device: DeviceId, limits: &Limits, code: &KernelCode) -> Result<Self, LoadError> {
         refuse_duplicates(code.contracts())?;
+        code.contracts().iter().try_for_each(|contract| refuse_excess(contract, limits))?;
         let (format, bodies) = bodies(device, code)?;
         let kernels = code
             .contracts()
@@ -70,7 +67,7 @@ impl HostModule {
                     device,
                     contract: contract.clone(),
                     body,
-                    max_workgroups,
+                    max_workgroups: limits.workgroups,
                     typical: AtomicU64::new(0),
                 })
             })
@@ -83,6 +80,26 @@ fn refuse_duplicates(contracts: &[KernelContract]) -> Result<(), LoadError> {
     for (position, contract) in contracts.iter().enumerate() {
         if contracts[..position].iter().any(|earlier| earlier.name == contract.name) {
             return Err(LoadError::DuplicateKernel { name: contract.name.clone() });
+        }
+    }
+    Ok(())
+}
+
+fn refuse_excess(contract: &KernelContract, limits: &Limits) -> Result<(), LoadError> {
+    let refuse =
+        |what: String| Err(LoadError::Rejected { log: format!("kernel {:?} {what}", contract.name) });
+    let threads: u64 = contract.workgroup_size.iter().map(|&n| u64::from(n)).product();
+    if threads == 0 || threads > u64::from(limits.workgroup_threads) {
+        return refuse(format!(
+            "has workgroups of {threads} threads, from 1 to {} fit",
+            limits.workgroup_threads
+        ));
+    }
+    for param in &contract.params {
+        if let Param::Scalar { size } = *param
+            && size > limits.scalar_bytes
+        {
+            return refuse(format!("takes a scalar of {size} bytes, {} fit", limits.scalar_bytes));
         }
     }
     Ok(())
@@ -120,13 +137,14 @@ fn find_function(code: &KernelCode, contract: &KernelContract) -> Result<Body, L
 
 #[expect(unsafe_code, reason = "opens a dynamic library")]
 fn open_library(path: &Path, contracts: &[KernelContract]) -> Result<Vec<Body>, LoadError> {
-    let refused = |reason: &libloading::Error| LoadError::Library {
-        path: path.display().to_string(),
-        reason: reason.to_string(),
-    };
+    let path_text = || path.display().to_string();
     // SAFETY: initialisers of the library run here; that they are sound is part of what the program
     // asserted with `KernelCode::with_foreign`.
-    let library = unsafe { libloading::Library::new(path) }.map_err(|error| refused(&error))?;
+    let library = unsafe { libloading::Library::new(path) }.map_err(|error| {
+        // The loader's own words are in the source.
+        let reason = std::error::Error::source(&error).map_or_else(|| error.to_string(), ToString::to_string);
+        LoadError::Library { path: path_text(), reason }
+    })?;
     let library = Arc::new(library);
     contracts
         .iter()
@@ -134,7 +152,8 @@ fn open_library(path: &Path, contracts: &[KernelContract]) -> Result<Vec<Body>, 
             // SAFETY: the type is the one `RawWorkgroup` documents for library kernels, which the
             // program asserted for every contract with `KernelCode::with_foreign`.
             let symbol = unsafe { library.get::<Entry>(contract.name.as_bytes()) };
-            let entry = *symbol.map_err(|error| refused(&error))?;
+            let missing = |_| LoadError::MissingSymbol { path: path_text(), symbol: contract.name.clone() };
+            let entry = *symbol.map_err(missing)?;
             Ok(Body::Library { entry, _library: Arc::clone(&library) })
         })
         .collect()

@@ -198,10 +198,10 @@ impl QueueCore {
                 self.engine.push_at(due, Task::Queue(Arc::clone(self)));
             }
             Outcome::Failed(failure) => {
-                job.fail(&failure);
-                drop(job);
+                // The queue fails first: whoever hears of the failure must find that it takes no more.
                 let mut state = self.lock();
                 state.phase = Phase::Idle;
+                state.jobs.push_front(job);
                 self.fail(state, &failure);
             }
         }

@@ -8,6 +8,7 @@ use warpweft_core_types::{RawWorkgroup, WORKGROUP_ABI, Workgroup};
 /// # Safety
 ///
 /// - `raw` points to a workgroup prepared as [`RawWorkgroup`] documents.
+// SAFETY: nothing else in the library has this name.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn double(raw: *const RawWorkgroup) -> i32 {
     // SAFETY: the caller's duty.
@@ -27,6 +28,7 @@ pub unsafe extern "C" fn double(raw: *const RawWorkgroup) -> i32 {
 /// # Safety
 ///
 /// - None: the argument is not looked at.
+// SAFETY: nothing else in the library has this name.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fails(_: *const RawWorkgroup) -> i32 {
     -7

@@ -10,6 +10,9 @@ use crate::{cases, context::Context, providers};
 /// What a case returns; any error or panic fails it.
 pub(crate) type Verdict = Result<(), Failed>;
 
+/// What must hold besides features; the error says why these devices do not qualify.
+pub(crate) type Condition = fn(&Context) -> Result<(), &'static str>;
+
 /// One thing the seam promises.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Case {
@@ -18,7 +21,7 @@ pub(crate) struct Case {
     pub(crate) covers: &'static [&'static str],
     pub(crate) needs: Features,
     pub(crate) devices: u32,
-    condition: Option<fn(&Context) -> Result<(), &'static str>>,
+    condition: Option<Condition>,
     pub(crate) body: fn(&Context) -> Verdict,
 }
 
@@ -38,8 +41,7 @@ impl Case {
         self
     }
 
-    /// What must hold besides; the error says why these devices do not qualify.
-    pub(crate) const fn when(mut self, condition: fn(&Context) -> Result<(), &'static str>) -> Self {
+    pub(crate) const fn when(mut self, condition: Condition) -> Self {
         self.condition = Some(condition);
         self
     }
@@ -74,14 +76,12 @@ struct Requirement {
 }
 
 /// Runs the suite with the arguments of the process: those of any Rust test binary, and `--require`.
-pub fn main() -> ExitCode {
-    let (required, rest) = match split_requirements(std::env::args().collect()) {
-        Ok(split) => split,
-        Err(message) => {
-            eprint(&message);
-            return ExitCode::from(2);
-        }
-    };
+///
+/// # Errors
+///
+/// What is wrong with the arguments.
+pub fn main() -> Result<ExitCode, String> {
+    let (required, rest) = split_requirements(std::env::args().collect())?;
     let arguments = Arguments::from_iter(rest);
     let providers = providers::all();
     let mut trials: Vec<Trial> =
@@ -89,12 +89,7 @@ pub fn main() -> ExitCode {
     for provider in &providers {
         trials.extend(cases::all().into_iter().map(|case| trial(provider, case)));
     }
-    libtest_mimic::run(&arguments, trials).exit_code()
-}
-
-#[expect(clippy::print_stderr, reason = "this is a program's usage error")]
-fn eprint(message: &str) {
-    eprintln!("error: {message}");
+    Ok(libtest_mimic::run(&arguments, trials).exit_code())
 }
 
 /// Methods among `declared` (as `Trait::method`) that no case says it covers.

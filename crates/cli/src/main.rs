@@ -1,4 +1,5 @@
 //! The `warpweft` command.
+#![forbid(unsafe_code)]
 
 use std::process::ExitCode;
 

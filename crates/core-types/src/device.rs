@@ -32,7 +32,7 @@ pub trait Backend: fmt::Debug + Send + Sync {
 bitflags::bitflags! {
     /// What a device can do beyond the required core. Each flag stands for a family that is present as
     /// a whole.
-    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+    #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
     pub struct Features: u32 {
         /// Allocates [`crate::MemoryKind::HostVisible`] buffers.
         const HOST_VISIBLE_MEMORY = 1 << 0;

@@ -38,7 +38,8 @@ impl Lane<'_> {
 
 fn launches() -> anyhow::Result<()> {
     let device = HostBackend::with_devices(1)?.open_device()?;
-    let code = KernelCode::new().with_function(KernelContract::new("empty", []), HostFunction::new(|_| {}));
+    let code =
+        KernelCode::new().with_function(KernelContract::new("empty", []).brief(), HostFunction::new(|_| {}));
     let kernel = device.load(&code)?.kernel("empty")?;
     let (queue, semaphore) = (device.create_queue(&QueueDesc::default())?, device.create_semaphore(0)?);
     let mut lane = Lane { queue: queue.as_ref(), semaphore: &semaphore, value: 0 };

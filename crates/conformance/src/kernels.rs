@@ -7,7 +7,8 @@ fn host(name: &str, params: &[Param], body: fn(&Workgroup<'_>)) -> KernelCode {
 }
 
 fn resident(name: &str, params: &[Param], body: fn(&Workgroup<'_>) -> Progress) -> KernelCode {
-    KernelCode::new().with_function(KernelContract::new(name, params), HostFunction::resident(body))
+    KernelCode::new()
+        .with_function(KernelContract::new(name, params).resident(), HostFunction::resident(body))
 }
 
 /// Position of a workgroup counted along x, then y, then z.
@@ -32,9 +33,18 @@ pub(crate) fn increment() -> KernelCode {
     })
 }
 
-/// Does nothing.
+/// Does nothing, and says that it is brief.
 pub(crate) fn empty() -> KernelCode {
-    host("empty", &[], |_| {})
+    KernelCode::new().with_function(KernelContract::new("empty", []).brief(), HostFunction::new(|_| {}))
+}
+
+/// Runs until the word is not zero.
+pub(crate) fn blocking() -> KernelCode {
+    host("blocking", &[Param::read(4)], |workgroup| {
+        while workgroup.slice::<u32>(0).get(0) == 0 {
+            std::thread::yield_now();
+        }
+    })
 }
 
 /// Fails in the way a kernel of this device can.

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use crate::{Access, Bytes, CodeFormat, DeviceId, Features, MemoryKind, SubmissionId};
+use crate::{Access, Bytes, CodeFormat, DeviceId, Features, MemoryKind, QueueId, SubmissionId, WorkId};
 
 /// How to react to an error; policy matches on this and never on the text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -339,6 +339,12 @@ pub enum SubmitError {
         /// The queue's device.
         device: DeviceId,
     },
+    /// A kernel that runs in slices was put in a queue; start it as a resident.
+    #[error("kernel {kernel:?} runs in slices and cannot be queued")]
+    Sliced {
+        /// The kernel.
+        kernel: String,
+    },
     /// A signal would not raise its semaphore.
     #[error("a signal of {value} does not raise a semaphore at {current}")]
     NotIncreasing {
@@ -348,12 +354,10 @@ pub enum SubmitError {
         current: u64,
     },
     /// The queue holds as much as it was made for.
-    #[error("queue {queue} of {device} holds {capacity} submissions and takes no more now")]
+    #[error("{queue} holds {capacity} submissions and takes no more now")]
     QueueFull {
-        /// The device.
-        device: DeviceId,
-        /// The queue's number.
-        queue: u32,
+        /// The queue.
+        queue: QueueId,
         /// What it holds at most.
         capacity: usize,
     },
@@ -376,35 +380,29 @@ pub enum SubmitError {
 #[non_exhaustive]
 pub enum Failure {
     /// A kernel that is a Rust function panicked.
-    #[error("kernel {kernel:?} panicked on {device} in {submission}: {message}")]
+    #[error("kernel {kernel:?} panicked in {work}: {message}")]
     KernelPanicked {
-        /// Where.
-        device: DeviceId,
-        /// Which submission.
-        submission: SubmissionId,
+        /// In which work.
+        work: WorkId,
         /// Which kernel.
         kernel: String,
         /// The panic's message.
         message: String,
     },
     /// A kernel reported failure by its own code.
-    #[error("kernel {kernel:?} failed on {device} in {submission} with code {code}")]
+    #[error("kernel {kernel:?} failed in {work} with code {code}")]
     KernelFailed {
-        /// Where.
-        device: DeviceId,
-        /// Which submission.
-        submission: SubmissionId,
+        /// In which work.
+        work: WorkId,
         /// Which kernel.
         kernel: String,
         /// What it returned.
         code: i32,
     },
     /// A copy or fill could not be carried out.
-    #[error("{what} failed on {device} in {submission}: {reason}")]
+    #[error("{what} failed in {submission}: {reason}")]
     OperationFailed {
-        /// Where.
-        device: DeviceId,
-        /// Which submission.
+        /// In which submission.
         submission: SubmissionId,
         /// `copy`, `fill` or `launch`.
         what: &'static str,
@@ -492,6 +490,20 @@ pub enum ResidentError {
     /// An operand cannot be used on this device.
     #[error(transparent)]
     Submit(#[from] SubmitError),
+    /// The kernel does not run in slices; say so in its contract if it does.
+    #[error("kernel {kernel:?} does not run in slices and cannot be resident")]
+    NotSliced {
+        /// The kernel.
+        kernel: String,
+    },
+    /// Something about this process or the device would make residents hang.
+    #[error("{device} runs no residents here: {reason}")]
+    Refused {
+        /// The device.
+        device: DeviceId,
+        /// What it is.
+        reason: String,
+    },
     /// More workgroups than the device keeps for residents.
     #[error("{wanted} resident workgroups were asked for; {device} has room for {free}")]
     OverBudget {
@@ -536,6 +548,15 @@ pub enum ResidentError {
     /// A vendor call failed.
     #[error("driver call failed")]
     Driver(#[source] DriverError),
+}
+
+impl From<SignalError> for SubmitError {
+    fn from(error: SignalError) -> Self {
+        match error {
+            SignalError::NotIncreasing { value, current } => Self::NotIncreasing { value, current },
+            SignalError::Failed(failure) => Self::Failed(failure),
+        }
+    }
 }
 
 impl OpenError {
@@ -599,7 +620,10 @@ impl SubmitError {
     pub fn class(&self) -> ErrorClass {
         match self {
             Self::NoLink { .. } => ErrorClass::Unsupported,
-            Self::Foreign { .. } | Self::NotIncreasing { .. } | Self::Invalid { .. } => ErrorClass::Usage,
+            Self::Foreign { .. }
+            | Self::Sliced { .. }
+            | Self::NotIncreasing { .. }
+            | Self::Invalid { .. } => ErrorClass::Usage,
             Self::QueueFull { .. } => ErrorClass::Exhausted,
             Self::Failed(failure) => failure.class(),
             Self::Driver(_) => ErrorClass::Internal,
@@ -652,7 +676,8 @@ impl ResidentError {
             Self::Submit(error) => error.class(),
             Self::OverBudget { .. } | Self::NotResident { .. } => ErrorClass::Exhausted,
             Self::Unparkable { .. } => ErrorClass::Transient,
-            Self::WrongState { .. } => ErrorClass::Usage,
+            Self::WrongState { .. } | Self::NotSliced { .. } => ErrorClass::Usage,
+            Self::Refused { .. } => ErrorClass::Unsupported,
             Self::Failed(failure) => failure.class(),
             Self::Driver(_) => ErrorClass::Internal,
         }

@@ -56,10 +56,24 @@ impl Timeline {
     /// # Errors
     ///
     /// [`SignalError::NotIncreasing`] if it was announced or reached before.
-    pub fn promise(&self, value: u64) -> Result<(), SignalError> {
+    pub fn promise(&self, value: u64) -> Result<u64, SignalError> {
         // Relaxed: the number orders nothing but itself.
         let before = self.promised.fetch_max(value, Ordering::Relaxed);
-        if before < value { Ok(()) } else { Err(SignalError::NotIncreasing { value, current: before }) }
+        if before < value { Ok(before) } else { Err(SignalError::NotIncreasing { value, current: before }) }
+    }
+
+    /// Takes a promise back. See [`crate::Semaphore::retract`].
+    pub fn retract(&self, value: u64, before: u64) {
+        // Fails where somebody promised more meanwhile, and then there is nothing to take back.
+        let _overtaken = self.promised.compare_exchange(value, before, Ordering::Relaxed, Ordering::Relaxed);
+    }
+
+    /// Forgets a waker. See [`crate::Semaphore::forget`].
+    pub fn forget(&self, value: u64, waker: &Waker) {
+        let mut state = self.lock();
+        let known = state.wakers.len();
+        state.wakers.retain(|(other, registered)| *other != value || !registered.will_wake(waker));
+        self.end_waiting(known - state.wakers.len());
     }
 
     /// Raises the value from the host. See [`crate::Semaphore::signal`].
@@ -231,6 +245,30 @@ mod tests {
         assert!(timeline.promise(2).is_err());
         assert!(timeline.promise(1).is_err());
         assert_eq!(timeline.value(), 0);
+    }
+
+    #[test]
+    fn a_retracted_promise_can_be_made_again_unless_overtaken() {
+        let timeline = Timeline::new(0);
+        let before = timeline.promise(2).unwrap();
+        timeline.retract(2, before);
+        let before = timeline.promise(1).unwrap();
+        timeline.promise(5).unwrap();
+        timeline.retract(1, before);
+        assert!(timeline.promise(5).is_err());
+    }
+
+    #[test]
+    fn a_forgotten_waker_is_gone() {
+        let timeline = Timeline::new(0);
+        let count = Arc::new(Count::default());
+        let waker = Waker::from(Arc::clone(&count));
+        timeline.wake_when(1, waker.clone());
+        timeline.wake_when(2, waker.clone());
+        timeline.forget(1, &waker);
+        assert_eq!(timeline.lock().wakers.len(), 1);
+        timeline.raise(2);
+        assert_eq!(count.get(), 1);
     }
 
     #[test]

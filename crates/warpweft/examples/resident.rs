@@ -20,7 +20,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     // It answers a request with its square. It never waits: without work it says so and is called again.
     let code = KernelCode::new().with_function(
-        KernelContract::new("square", [Param::read(4), Param::write(4)]),
+        KernelContract::new("square", [Param::read(4), Param::write(4)]).resident(),
         HostFunction::resident(|workgroup: &Workgroup| {
             let request = workgroup.slice::<u32>(0).get(0);
             workgroup.slice::<u32>(1).set(0, request * request);

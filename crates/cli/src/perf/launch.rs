@@ -57,7 +57,8 @@ pub(crate) fn run(args: &PerfLaunch) -> anyhow::Result<ExitCode> {
 }
 
 fn measure(device: &Arc<dyn Device>, args: &PerfLaunch) -> anyhow::Result<Row> {
-    let code = KernelCode::new().with_function(KernelContract::new("empty", []), HostFunction::new(|_| {}));
+    let code =
+        KernelCode::new().with_function(KernelContract::new("empty", []).brief(), HostFunction::new(|_| {}));
     let kernel = device.load(&code)?.kernel("empty")?;
     let queue = device.create_queue(&QueueDesc::default())?;
     let semaphore = device.create_semaphore(0)?;

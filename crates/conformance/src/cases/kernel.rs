@@ -1,15 +1,15 @@
 //! Loading code and running it.
 
-use std::{path::PathBuf, sync::Arc};
+use std::{path::PathBuf, sync::Arc, time::Instant};
 
 use libtest_mimic::Failed;
 use warpweft_core_types::{
-    Arg, CodeFormat, Failure, Features, ForeignCode, KernelCode, KernelContract, Launch, LaunchError,
-    LoadError, Op, Param, SubmitError, WaitError,
+    Arg, CodeFormat, Failure, Features, ForeignCode, HostFunction, KernelCode, KernelContract, Launch,
+    LaunchError, LoadError, Op, Param, SubmitError, WaitError, WorkId, Workgroup,
 };
 
 use crate::{
-    context::{Context, PATIENCE},
+    context::{Context, MOMENT, PATIENCE},
     harness::{Case, Verdict},
     kernels,
 };
@@ -38,7 +38,15 @@ pub(super) const CASES: &[Case] = &[
     Case::new("kernel::a_failure_stays_in_its_queue", a_failure_stays_in_its_queue)
         .needs(Features::HOST_VISIBLE_MEMORY)
         .covers(&["Queue::failure"]),
+    Case::new("kernel::arguments_are_aligned_as_promised", arguments_are_aligned_as_promised)
+        .when(runs_functions),
+    Case::new("kernel::only_writes_what_its_contract_says", only_writes_what_its_contract_says)
+        .needs(Features::HOST_VISIBLE_MEMORY)
+        .when(runs_functions),
+    Case::new("kernel::a_resident_kernel_is_not_queued", a_resident_kernel_is_not_queued),
     Case::new("kernel::foreign_kernels_are_refused", foreign_kernels_are_refused).devices(2),
+    Case::new("kernel::a_wait_ends_by_its_deadline_whatever_the_kernel_does", a_wait_ends_by_its_deadline)
+        .needs(Features::HOST_VISIBLE_MEMORY),
     Case::new("kernel::runs_from_a_library", runs_from_a_library)
         .needs(Features::HOST_VISIBLE_MEMORY)
         .when(runs_libraries),
@@ -171,7 +179,7 @@ fn unknown_forms_are_refused(cx: &Context) -> Verdict {
 
 fn names_must_differ(cx: &Context) -> Verdict {
     let other = KernelContract::new("number", [Param::read(1)]);
-    let nothing = warpweft_core_types::HostFunction::new(|_| {});
+    let nothing = HostFunction::new(|_| {});
     let error =
         cx.device(0).load(&kernels::number().with_function(other, nothing)).err().ok_or("it was loaded")?;
     assert!(matches!(&error, LoadError::DuplicateKernel { name } if name == "number"), "{error}");
@@ -182,11 +190,14 @@ fn contracts_beyond_limits_are_refused(cx: &Context) -> Verdict {
     let limits = cx.device(0).limits();
     let large = Param::Scalar { size: limits.scalar_bytes + 1 };
     let wide = [limits.workgroup_threads, 2, 1];
-    let nothing = || warpweft_core_types::HostFunction::new(|_| {});
+    let nothing = || HostFunction::new(|_| {});
     for contract in [
         KernelContract::new("large", [large]),
         KernelContract::new("wide", []).with_workgroup_size(wide),
         KernelContract::new("empty", []).with_workgroup_size([1, 0, 1]),
+        KernelContract::new("crooked", [Param::read(1).aligned(3)]),
+        KernelContract::new("strict", [Param::read(1).aligned(limits.buffer_alignment * 2)]),
+        KernelContract::new("many", vec![Param::Scalar { size: limits.scalar_bytes }, Param::scalar::<u8>()]),
     ] {
         let name = contract.name.clone();
         let error = cx.device(0).load(&KernelCode::new().with_function(contract, nothing())).err();
@@ -205,11 +216,9 @@ fn a_failure_stays_in_its_queue(cx: &Context) -> Verdict {
     let (id, done) = lane.submit(&[], &launch)?;
     let (_, behind) = lane.submit(&[], &[])?;
     let Err(WaitError::Failed(failure)) = done.wait(PATIENCE) else { return Err("it passed".into()) };
-    let (device, submission) = (cx.infos[0].id, id);
     let named = match &*failure {
-        Failure::KernelPanicked { device: d, submission: s, kernel, .. }
-        | Failure::KernelFailed { device: d, submission: s, kernel, .. } => {
-            (*d, *s) == (device, submission) && kernel == "failing"
+        Failure::KernelPanicked { work, kernel, .. } | Failure::KernelFailed { work, kernel, .. } => {
+            *work == WorkId::Submission(id) && kernel == "failing"
         }
         // Where a fault loses the device, nothing below can be asked of it.
         Failure::DeviceLost { .. } => return Ok(()),
@@ -226,6 +235,50 @@ fn a_failure_stays_in_its_queue(cx: &Context) -> Verdict {
     Ok(())
 }
 
+fn runs_functions(cx: &Context) -> Result<(), &'static str> {
+    let runs = cx.infos[0].code_formats.contains(&CodeFormat::HostFunction);
+    runs.then_some(()).ok_or("the device does not run Rust functions")
+}
+
+fn arguments_are_aligned_as_promised(cx: &Context) -> Verdict {
+    let alignment = cx.device(0).limits().buffer_alignment;
+    let contract = KernelContract::new("aligned", [Param::read(4).aligned(alignment)]);
+    let body = HostFunction::new(move |workgroup: &Workgroup<'_>| {
+        let address = workgroup.slice::<u32>(0).as_ptr().addr() as u64;
+        assert!(address.is_multiple_of(alignment), "{address:#x}");
+    });
+    let kernel = cx.kernel(0, &KernelCode::new().with_function(contract, body))?;
+    for size in [64, 4097, 100] {
+        let memory = cx.memory(0, size)?;
+        cx.lane(0)?.run(&[Op::Launch(Launch::new(&kernel, [1; 3], &[Arg::Buffer(&memory)])?)])?;
+        let inner = memory.slice(4..12)?;
+        let refused = Launch::new(&kernel, [1; 3], &[Arg::Buffer(&inner)]).err();
+        assert!(matches!(refused, Some(LaunchError::Misaligned { offset: 4, .. })), "{refused:?}");
+    }
+    Ok(())
+}
+
+fn only_writes_what_its_contract_says(cx: &Context) -> Verdict {
+    let contract = KernelContract::new("sneaky", [Param::read(4)]);
+    let body = HostFunction::new(|workgroup: &Workgroup<'_>| workgroup.slice::<u32>(0).set(0, 1));
+    let kernel = cx.kernel(0, &KernelCode::new().with_function(contract, body))?;
+    let memory = cx.memory(0, 4)?;
+    let args = [Arg::Buffer(&memory)];
+    let (_, done) = cx.lane(0)?.submit(&[], &[Op::Launch(Launch::new(&kernel, [1; 3], &args)?)])?;
+    assert!(matches!(done.wait(PATIENCE), Err(WaitError::Failed(_))));
+    assert_eq!(cx.download_words(0, &memory)?, [0]);
+    Ok(())
+}
+
+fn a_resident_kernel_is_not_queued(cx: &Context) -> Verdict {
+    let (kernel, memory) = (cx.kernel(0, &kernels::counter())?, cx.memory(0, 4)?);
+    let args = [Arg::Buffer(&memory)];
+    let launch = [Op::Launch(Launch::new(&kernel, [1; 3], &args)?)];
+    let error = cx.lane(0)?.submit(&[], &launch).err().ok_or("it was taken")?;
+    assert!(matches!(&error, SubmitError::Sliced { kernel } if kernel == "counter"), "{error}");
+    Ok(())
+}
+
 fn foreign_kernels_are_refused(cx: &Context) -> Verdict {
     let kernel = cx.kernel(1, &kernels::empty())?;
     let launch = [Op::Launch(Launch::new(&kernel, [1; 3], &[])?)];
@@ -235,6 +288,26 @@ fn foreign_kernels_are_refused(cx: &Context) -> Verdict {
         "{error}"
     );
     Ok(())
+}
+
+/// A kernel that was quick a hundred times and then is not.
+fn a_wait_ends_by_its_deadline(cx: &Context) -> Verdict {
+    let (kernel, word, lane) = (cx.kernel(0, &kernels::blocking())?, cx.window(0, 4)?, cx.lane(0)?);
+    let args = [Arg::Buffer(&word)];
+    let launch = [Op::Launch(Launch::new(&kernel, [1; 3], &args)?)];
+    word.write(&1_u32.to_le_bytes())?;
+    for _ in 0..100 {
+        lane.run(&launch)?;
+    }
+    word.write(&0_u32.to_le_bytes())?;
+    let (_, done) = lane.submit(&[], &launch)?;
+    let started = Instant::now();
+    let outcome = done.wait(MOMENT);
+    let took = started.elapsed();
+    word.write(&1_u32.to_le_bytes())?;
+    assert!(matches!(outcome, Err(WaitError::Timeout { .. })), "{outcome:?}");
+    assert!(took < PATIENCE / 2, "it took {took:?}");
+    Ok(done.wait(PATIENCE)?)
 }
 
 /// The library that cargo built beside this test: `target/PROFILE/examples`.

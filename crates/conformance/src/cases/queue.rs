@@ -3,9 +3,11 @@
 use std::sync::Arc;
 
 use warpweft_core_types::{
-    Failure, Features, FillRegion, Op, OpenError, QueueDesc, SemaphorePoint, Submission, SubmitError,
-    WaitError,
+    Backend, Failure, Features, FillRegion, Op, OpenError, QueueDesc, SemaphorePoint, Submission,
+    SubmitError, WaitError,
 };
+
+use warpweft_host::HostBackend;
 
 use crate::{
     context::{Context, Lane, MOMENT, PATIENCE, gate},
@@ -14,7 +16,7 @@ use crate::{
 
 pub(super) const CASES: &[Case] = &[
     Case::new("queue::belongs_to_its_device", belongs_to_its_device)
-        .covers(&["Device::create_queue", "Queue::device"]),
+        .covers(&["Device::create_queue", "Queue::id"]),
     Case::new("queue::no_capacity_is_refused", no_capacity_is_refused),
     Case::new("queue::numbers_its_submissions", numbers_its_submissions),
     Case::new("queue::nothing_to_do_still_signals", nothing_to_do_still_signals),
@@ -23,6 +25,9 @@ pub(super) const CASES: &[Case] = &[
     Case::new("queue::others_go_on_beside_a_held_one", others_go_on_beside_a_held_one),
     Case::new("queue::a_full_queue_says_so_and_recovers", a_full_queue_says_so_and_recovers),
     Case::new("queue::signals_must_rise", signals_must_rise).covers(&["Semaphore::promise"]),
+    Case::new("queue::a_refused_submission_promises_nothing", a_refused_submission_promises_nothing)
+        .covers(&["Semaphore::retract"]),
+    Case::new("queue::foreign_signals_are_refused", foreign_signals_are_refused),
     Case::new("queue::a_failed_wait_fails_what_waits", a_failed_wait_fails_what_waits),
     Case::new("queue::dropping_it_cancels_nothing", dropping_it_cancels_nothing),
     Case::new("queue::many_threads_submit", many_threads_submit),
@@ -30,7 +35,12 @@ pub(super) const CASES: &[Case] = &[
 
 fn belongs_to_its_device(cx: &Context) -> Verdict {
     let queue = cx.device(0).create_queue(&QueueDesc::default())?;
-    assert_eq!(queue.device(), cx.infos[0].id);
+    assert_eq!(queue.id().device, cx.infos[0].id);
+    assert_ne!(
+        queue.id(),
+        cx.device(0).create_queue(&QueueDesc::default())?.id(),
+        "each has a name of its own"
+    );
     assert!(queue.failure().is_none());
     Ok(())
 }
@@ -91,7 +101,7 @@ fn a_full_queue_says_so_and_recovers(cx: &Context) -> Verdict {
     let (_, last) = lane.submit(waits, &[])?;
     let error = lane.submit(waits, &[]).err().ok_or("it was taken")?;
     assert!(
-        matches!(error, SubmitError::QueueFull { capacity: 2, device, .. } if device == cx.infos[0].id),
+        matches!(error, SubmitError::QueueFull { capacity: 2, queue } if queue == lane.queue.id()),
         "{error}"
     );
     gate.semaphore.signal(gate.value)?;
@@ -109,6 +119,28 @@ fn signals_must_rise(cx: &Context) -> Verdict {
     assert!(matches!(signal(7), Err(SubmitError::NotIncreasing { .. })));
     signal(10)?;
     Ok(point(10).wait(PATIENCE)?)
+}
+
+fn a_refused_submission_promises_nothing(cx: &Context) -> Verdict {
+    let (lane, fresh, stale) =
+        (cx.lane(0)?, cx.device(0).create_semaphore(0)?, cx.device(0).create_semaphore(5)?);
+    let (good, bad) = (SemaphorePoint::new(&fresh, 1), SemaphorePoint::new(&stale, 5));
+    let both = [good.clone(), bad];
+    let refused = lane.queue.submit(&Submission { signals: &both, ..Submission::default() });
+    assert!(matches!(refused, Err(SubmitError::NotIncreasing { value: 5, .. })));
+    lane.queue.submit(&Submission { signals: std::slice::from_ref(&good), ..Submission::default() })?;
+    Ok(good.wait(PATIENCE)?)
+}
+
+fn foreign_signals_are_refused(cx: &Context) -> Verdict {
+    let stranger = HostBackend::with_devices(1)?.open(0, Features::empty())?;
+    let theirs = SemaphorePoint::new(&stranger.create_semaphore(0)?, 1);
+    let submission = Submission { signals: std::slice::from_ref(&theirs), ..Submission::default() };
+    let error = cx.lane(0)?.queue.submit(&submission).err().ok_or("it was taken")?;
+    let named =
+        matches!(error, SubmitError::Foreign { what: "semaphore", owner, .. } if owner == stranger.info().id);
+    assert!(named, "{error}");
+    Ok(())
 }
 
 fn a_failed_wait_fails_what_waits(cx: &Context) -> Verdict {

@@ -34,6 +34,10 @@ pub(super) const CASES: &[Case] = &[
         .covers(&["Residents::budget"]),
     Case::new("resident::one_that_does_not_yield_is_named", one_that_does_not_yield_is_named).needs(NEEDS),
     Case::new("resident::a_failure_ends_it", a_failure_ends_it).needs(NEEDS).covers(&["Resident::failure"]),
+    Case::new("resident::an_early_failure_is_the_answer", an_early_failure_is_the_answer).needs(NEEDS),
+    Case::new("resident::a_stop_outlasts_a_park_that_gives_up", a_stop_outlasts_a_park_that_gives_up)
+        .needs(NEEDS),
+    Case::new("resident::other_kernels_do_not_stay", other_kernels_do_not_stay).needs(NEEDS),
     Case::new("resident::wrong_calls_are_refused", wrong_calls_are_refused).needs(NEEDS),
     Case::new("resident::dropping_it_stops_it", dropping_it_stops_it).needs(NEEDS),
     Case::new("resident::slices_are_as_long_as_asked", slices_are_as_long_as_asked).needs(NEEDS),
@@ -195,6 +199,52 @@ fn a_failure_ends_it(cx: &Context) -> Verdict {
     }
     until(|| Ok(used(cx)? == 0))?;
     cx.lane(0)?.run(&[])
+}
+
+/// One workgroup fails before the others have begun: the failure is the answer, and at once.
+fn an_early_failure_is_the_answer(cx: &Context) -> Verdict {
+    let (kernel, window) = (cx.kernel(0, &kernels::failing_resident())?, cx.window(0, 4)?);
+    let args = [Arg::Buffer(&window)];
+    let patient =
+        ResidentDesc { check_in: PATIENCE, ..ResidentDesc::new(Launch::new(&kernel, [8, 1, 1], &args)?) };
+    let started = Instant::now();
+    match cx.device(0).residents().ok_or("the family is absent")?.launch(&patient) {
+        Err(ResidentError::Failed(_)) => {}
+        Err(error) => return Err(error.into()),
+        // All had begun before the first one failed.
+        Ok(resident) => until(|| Ok(resident.state() == ResidentState::Failed))?,
+    }
+    assert!(started.elapsed() < PATIENCE / 2);
+    until(|| Ok(used(cx)? == 0))
+}
+
+fn a_stop_outlasts_a_park_that_gives_up(cx: &Context) -> Verdict {
+    let release = cx.window(0, 4)?;
+    let resident = start(cx, &kernels::stubborn(), 1, &[Arg::Buffer(&release)])?;
+    std::thread::scope(|scope| {
+        let parking = scope.spawn(|| resident.park(Deadline::within(5 * MOMENT)));
+        // While the other thread waits for the workgroup to return.
+        let stopped = resident.stop(Deadline::within(MOMENT));
+        assert!(matches!(stopped, Err(ResidentError::Unparkable { .. })));
+        assert_ne!(resident.state(), ResidentState::Stopped, "a workgroup is inside its kernel");
+        let parked = parking.join().map_err(|_| "the thread panicked")?;
+        assert!(parked.is_err(), "it was asked to end, or did not return");
+        release.write(&1_u32.to_le_bytes())?;
+        until(|| Ok(resident.state() == ResidentState::Stopped))?;
+        let slices = resident.slices();
+        cx.lane(0)?.run(&[])?;
+        assert_eq!((resident.slices(), used(cx)?), (slices, 0), "it stays stopped");
+        Ok(())
+    })
+}
+
+fn other_kernels_do_not_stay(cx: &Context) -> Verdict {
+    let kernel = cx.kernel(0, &kernels::empty())?;
+    let desc = ResidentDesc::new(Launch::new(&kernel, [1; 3], &[])?);
+    let error =
+        cx.device(0).residents().ok_or("the family is absent")?.launch(&desc).err().ok_or("it stays")?;
+    assert!(matches!(&error, ResidentError::NotSliced { kernel } if kernel == "empty"), "{error}");
+    Ok(())
 }
 
 fn wrong_calls_are_refused(cx: &Context) -> Verdict {

@@ -5,7 +5,7 @@ use std::{
         Arc,
         atomic::{AtomicU32, Ordering},
     },
-    task::{Wake, Waker},
+    task::{Context as TaskContext, Wake, Waker},
     time::Instant,
 };
 
@@ -32,6 +32,11 @@ pub(super) const CASES: &[Case] = &[
         .covers(&["Semaphore::fail", "Semaphore::failure"]),
     Case::new("semaphore::wakers_are_woken_once", wakers_are_woken_once).covers(&["Semaphore::wake_when"]),
     Case::new("semaphore::a_point_can_be_awaited", a_point_can_be_awaited),
+    Case::new(
+        "semaphore::an_awaited_point_that_is_given_up_leaves_nothing",
+        a_future_given_up_leaves_nothing,
+    )
+    .covers(&["Semaphore::forget"]),
     Case::new("semaphore::orders_queues_of_one_device", orders_queues_of_one_device),
     Case::new("semaphore::orders_devices", orders_devices).devices(2),
     Case::new("semaphore::orders_backends", orders_backends),
@@ -114,6 +119,19 @@ fn a_point_can_be_awaited(cx: &Context) -> Verdict {
         waiter.join().map_err(|_| "the waiter panicked")??;
         Ok(())
     })
+}
+
+fn a_future_given_up_leaves_nothing(cx: &Context) -> Verdict {
+    let (gate, count) = (gate(cx.device(0))?, Arc::new(Count::default()));
+    let waker = Waker::from(Arc::clone(&count));
+    for _ in 0..100 {
+        let mut future = Box::pin(gate.clone().into_future());
+        assert!(future.as_mut().poll(&mut TaskContext::from_waker(&waker)).is_pending());
+        assert!(future.as_mut().poll(&mut TaskContext::from_waker(&waker)).is_pending());
+    }
+    drop(waker);
+    assert_eq!(Arc::strong_count(&count), 1, "the semaphore holds no waker any more");
+    Ok(gate.semaphore.signal(gate.value)?)
 }
 
 fn orders_queues_of_one_device(cx: &Context) -> Verdict {

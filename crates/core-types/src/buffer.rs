@@ -237,6 +237,22 @@ impl BufferView {
         mapping.write(offset, from)
     }
 
+    /// Copies another view's bytes by this thread. Both must be host-visible and of one length; nothing is
+    /// ordered or waited for.
+    ///
+    /// # Errors
+    ///
+    /// [`RangeError::NotHostVisible`] or [`RangeError::LengthMismatch`].
+    pub fn copy_by_host(&self, src: &Self) -> Result<(), RangeError> {
+        if src.size != self.size {
+            return Err(RangeError::LengthMismatch { source_bytes: src.size, destination_bytes: self.size });
+        }
+        let len = usize::try_from(self.size).unwrap_or(usize::MAX);
+        let ((from, from_offset), (to, to_offset)) = (src.window(len)?, self.window(len)?);
+        shared::copy(from.at(from_offset, len)?, to.at(to_offset, len)?);
+        Ok(())
+    }
+
     fn window(&self, len: usize) -> Result<(HostMapping<'_>, usize), RangeError> {
         let out_of_bounds =
             || RangeError::OutOfBounds { offset: 0, size: len as u64, buffer_size: self.size };

@@ -161,7 +161,7 @@ pub trait Device: Any + fmt::Debug + Send + Sync {
     ///
     /// # Errors
     ///
-    /// [`OpenError::InvalidConfig`], [`OpenError::TooMany`] or [`OpenError::Failed`].
+    /// [`OpenError::InvalidConfig`] or [`OpenError::Failed`].
     fn create_queue(&self, desc: &QueueDesc) -> Result<Arc<dyn Queue>, OpenError>;
 
     /// Makes a timeline semaphore that stands at `initial`.

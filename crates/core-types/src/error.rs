@@ -72,15 +72,13 @@ pub enum OpenError {
         /// The contradiction.
         reason: String,
     },
-    /// The device holds as many of these objects as it can.
-    #[error("{device} cannot hold more than {limit} {what}")]
-    TooMany {
-        /// The device asked.
-        device: DeviceId,
-        /// What there would be too many of.
-        what: &'static str,
-        /// How many fit.
-        limit: u32,
+    /// The process may not have another thread.
+    #[error("{what} cannot have the threads it needs: {reason}; look at the limits of this process")]
+    NoThread {
+        /// Who needs them.
+        what: String,
+        /// The operating system's words.
+        reason: String,
     },
     /// The device is lost.
     #[error("{0}")]
@@ -433,8 +431,11 @@ pub enum Failure {
         after: Duration,
     },
     /// A submission was refused while a longer operation was under way.
-    #[error("a submission was refused")]
+    #[error("a submission was refused: {0}")]
     Submit(#[source] SubmitError),
+    /// A range was refused while a longer operation was under way.
+    #[error("a range was refused: {0}")]
+    Range(#[source] RangeError),
     /// A vendor call failed.
     #[error("driver call failed on {device}")]
     Driver {
@@ -565,7 +566,7 @@ impl OpenError {
         match self {
             Self::Unavailable { .. } | Self::Unsupported { .. } => ErrorClass::Unsupported,
             Self::UnknownDevice { .. } | Self::InvalidConfig { .. } => ErrorClass::Usage,
-            Self::TooMany { .. } => ErrorClass::Exhausted,
+            Self::NoThread { .. } => ErrorClass::Exhausted,
             Self::Failed(failure) => failure.class(),
             Self::Driver(_) => ErrorClass::Internal,
         }
@@ -643,6 +644,7 @@ impl Failure {
             }
             Self::DeviceLost { .. } => ErrorClass::DeviceLost,
             Self::Submit(error) => error.class(),
+            Self::Range(error) => error.class(),
             Self::Driver { .. } => ErrorClass::Internal,
         }
     }

@@ -44,3 +44,13 @@ pub(crate) fn write(from: &[u8], to: Span) {
     // so it cannot overlap the borrowed `from`.
     unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to.base.as_ptr(), from.len()) }
 }
+
+/// Copies between two ranges of shared memory of one length.
+#[expect(unsafe_code, reason = "shared memory is only reachable through raw pointers")]
+#[inline(never)]
+pub(crate) fn copy(from: Span, to: Span) {
+    assert_eq!(from.len, to.len, "spans are made for each other");
+    // SAFETY: both lie in live allocations without Rust references (`HostMapping::new`'s duties); `copy`
+    // allows them to overlap.
+    unsafe { std::ptr::copy(from.base.as_ptr(), to.base.as_ptr(), from.len) }
+}

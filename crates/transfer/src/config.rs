@@ -48,7 +48,8 @@ impl TransferConfig {
 pub struct CopyOptions {
     /// Points that must be reached before the first byte is read or written.
     pub after: Vec<SemaphorePoint>,
-    /// Time for the whole copy. When it is over, chunks that were not handed to a device are dropped and
-    /// the copy fails with [`Failure::DeadlineExceeded`](warpweft_core_types::Failure::DeadlineExceeded).
+    /// Time for the whole copy. When it is over, chunks that have not started are dropped, and once those that
+    /// have are through, so that nothing of the copy can arrive any more, it fails with
+    /// [`Failure::DeadlineExceeded`](warpweft_core_types::Failure::DeadlineExceeded).
     pub time_limit: Option<Duration>,
 }

@@ -25,9 +25,39 @@ use crate::{
 pub(crate) struct Job {
     pub(crate) plan: Plan,
     pub(crate) lanes: Vec<Lane>,
+    /// What the first chunk waits for.
     pub(crate) after: Vec<SemaphorePoint>,
+    pub(crate) permit: Option<Permit>,
     pub(crate) ahead: u64,
     pub(crate) time_limit: Option<Duration>,
+}
+
+/// Stands between a copy and what it waits for, so that the copy can be kept from starting.
+///
+/// Without it the devices order the two by themselves, and a copy that was handed over starts when the other
+/// work ends, however long after the copy's time is over.
+#[derive(Debug)]
+pub(crate) struct Permit {
+    /// What the copy's first chunk waits for.
+    pub(crate) point: SemaphorePoint,
+    /// What the permit is given for.
+    pub(crate) after: Vec<SemaphorePoint>,
+}
+
+impl Permit {
+    /// Gives it if it is due, or passes on the failure of what it is for. What is settled stays so.
+    fn update(&self) {
+        let mut due = true;
+        for point in &self.after {
+            match point.poll() {
+                Ok(reached) => due &= reached,
+                Err(failure) => return self.point.semaphore.fail(failure),
+            }
+        }
+        if due {
+            let _given_before = self.point.semaphore.signal(self.point.value);
+        }
+    }
 }
 
 /// Names a job to its driver.
@@ -110,12 +140,13 @@ struct Loop {
 impl Loop {
     fn run(mut self, receiver: &Receiver<Message>) {
         while !(self.closed && self.active.is_empty()) {
+            self.end_overdue();
             match self.next(receiver) {
                 Ok(Message::Start(id, job)) => self.start(id, *job),
                 Ok(Message::Look(id)) => self.step(id, None),
                 Ok(Message::Cancel(id)) => self.step(id, Some(Event::Cancel)),
                 Ok(Message::Close) => self.closed = true,
-                Err(RecvTimeoutError::Timeout) => self.end_overdue(),
+                Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return,
             }
         }
@@ -148,7 +179,10 @@ impl Loop {
         let ids: Vec<JobId> =
             self.active.iter().filter(|(_, active)| overdue(active)).map(|(&id, _)| id).collect();
         for id in ids {
-            let limit = self.active[&id].job.time_limit.unwrap_or_default();
+            let Some(active) = self.active.get_mut(&id) else { continue };
+            // Once: from now on it waits for what is under way.
+            active.due = None;
+            let limit = active.job.time_limit.unwrap_or_default();
             self.step(id, Some(Event::TimeUp { limit }));
         }
     }
@@ -205,6 +239,7 @@ impl Active {
             match action {
                 Action::Submit { chunk } => self.submit(chunk),
                 Action::Bridge { hop, chunk } => self.bridge(hop, chunk),
+                Action::Abort(failure) => self.abort(&failure),
                 Action::Finish(outcome) => {
                     self.finish(&outcome);
                     return true;
@@ -216,12 +251,20 @@ impl Active {
     }
 
     fn observe(&mut self) {
+        if let Some(permit) = &self.job.permit {
+            permit.update();
+        }
+        let last = self.job.lanes.len() - 1;
         for &hop in &self.watched {
             let lane = &self.job.lanes[hop];
-            if let Some(failure) = lane.semaphore.failure() {
-                self.machine.handle(Event::Failed(failure));
-            }
+            let failure = lane.semaphore.failure();
             self.machine.handle(Event::Reached { hop, chunks: lane.count() });
+            if let Some(failure) = failure {
+                self.machine.handle(Event::Failed(failure));
+                if hop == last {
+                    self.machine.handle(Event::Settled);
+                }
+            }
         }
     }
 
@@ -230,6 +273,11 @@ impl Active {
         for &hop in &self.watched {
             let next = self.job.lanes[hop].done(self.machine.done(hop) + 1);
             next.semaphore.wake_when(next.value, self.waker.clone());
+        }
+        for point in self.job.permit.iter().flat_map(|permit| &permit.after) {
+            if matches!(point.poll(), Ok(false)) {
+                point.semaphore.wake_when(point.value, self.waker.clone());
+            }
         }
     }
 
@@ -240,27 +288,33 @@ impl Active {
     }
 
     fn bridge(&mut self, hop: usize, chunk: u64) {
-        let copied = self.job.plan.views(hop, chunk).and_then(|(src, dst)| {
-            let mut bytes = vec![0; usize::try_from(src.size()).unwrap_or(usize::MAX)];
-            src.read(&mut bytes)?;
-            dst.write(&bytes)
-        });
+        let copied = self.job.plan.views(hop, chunk).and_then(|(src, dst)| dst.copy_by_host(&src));
         match copied {
             Ok(()) => {
                 let done = self.job.lanes[hop].done(chunk + 1);
                 // Only this thread raises it, and only upwards.
                 let _risen = done.semaphore.signal(done.value);
             }
-            Err(error) => self.machine.handle(Event::Failed(failure_of(error.into()))),
+            Err(error) => self.machine.handle(Event::Failed(Arc::new(Failure::Range(error)))),
         }
     }
 
-    /// Work that was not handed to a device never will be, so everyone who waits for it must be told.
-    fn finish(&self, outcome: &Outcome) {
-        if let Outcome::Failed(failure) = outcome {
-            for lane in &self.job.lanes {
+    /// What waits for the permit or for a processor fails instead of starting, and with it what is behind.
+    fn abort(&self, failure: &Arc<Failure>) {
+        if let Some(permit) = &self.job.permit {
+            permit.point.semaphore.fail(Arc::clone(failure));
+        }
+        for (lane, hop) in self.job.lanes.iter().zip(&self.job.plan.hops) {
+            if hop.runner == Runner::Processor {
                 lane.semaphore.fail(Arc::clone(failure));
             }
+        }
+    }
+
+    /// Chunks that were not handed to a device never will be, so everyone who waits for them must be told.
+    fn finish(&self, outcome: &Outcome) {
+        if let (Outcome::Failed(failure), Some(last)) = (outcome, self.job.lanes.last()) {
+            last.semaphore.fail(Arc::clone(failure));
         }
     }
 }
@@ -269,6 +323,7 @@ fn failure_of(error: TransferError) -> Arc<Failure> {
     match error {
         TransferError::Submit(SubmitError::Failed(failure)) => failure,
         TransferError::Submit(error) => Arc::new(Failure::Submit(error)),
+        TransferError::Range(error) => Arc::new(Failure::Range(error)),
         other => Arc::new(Failure::Submit(SubmitError::Invalid { reason: other.to_string() })),
     }
 }

@@ -36,6 +36,12 @@ pub enum TransferError {
         /// Where they would have to go.
         to: DeviceId,
     },
+    /// A defect of this crate.
+    #[error("a defect: {reason}")]
+    Internal {
+        /// What cannot be.
+        reason: &'static str,
+    },
     /// A backend reported a link that cannot be.
     #[error("a link fact is impossible")]
     Links(#[from] warpweft_topology::BuildError),
@@ -64,7 +70,7 @@ impl TransferError {
                 ErrorClass::Usage
             }
             Self::Unreachable { .. } => ErrorClass::Unsupported,
-            Self::Links(_) => ErrorClass::Internal,
+            Self::Links(_) | Self::Internal { .. } => ErrorClass::Internal,
             Self::Range(error) => error.class(),
             Self::Alloc(error) => error.class(),
             Self::Open(error) => error.class(),

@@ -62,8 +62,9 @@ impl CopyHandle {
         &self.route
     }
 
-    /// Drops the chunks that were not handed to a device yet; the copy then fails with
-    /// [`Failure::Cancelled`]. A copy that was handed over whole runs to its end.
+    /// Drops the chunks that were not handed to a device yet. Once those that were have ended, so that nothing
+    /// of the copy can arrive any more, it fails with [`Failure::Cancelled`]. A copy that was handed over
+    /// whole runs to its end.
     ///
     /// Says whether there was anything to cancel.
     pub fn cancel(&self) -> bool {

@@ -3,7 +3,7 @@
 use std::{collections::HashMap, sync::Arc};
 
 use warpweft_core_types::{
-    CopyRegion, DeviceId, Op, Queue, QueueDesc, Semaphore, SemaphorePoint, Submission,
+    CopyRegion, DeviceId, Op, Queue, QueueDesc, Semaphore, SemaphorePoint, Submission, SubmitError,
 };
 
 use crate::{
@@ -43,6 +43,17 @@ impl Lane {
         self.semaphore.value().saturating_sub(self.base)
     }
 
+    /// Refuses a copy that would not fit as a whole, before any of it is handed over.
+    fn check_room(&self, chunks: u64) -> Result<(), TransferError> {
+        let Some(queue) = &self.queue else { return Ok(()) };
+        let capacity = QueueDesc::default().capacity;
+        let outstanding = self.base.saturating_sub(self.semaphore.value());
+        if outstanding + chunks > capacity as u64 {
+            return Err(SubmitError::QueueFull { queue: queue.id(), capacity }.into());
+        }
+        Ok(())
+    }
+
     fn is_broken(&self) -> bool {
         self.queue.as_ref().is_some_and(|queue| queue.failure().is_some())
             || self.semaphore.failure().is_some()
@@ -68,6 +79,7 @@ impl SharedLanes {
             }
             lanes.extend(self.0.get(&key).cloned());
         }
+        lanes.iter().try_for_each(|lane| lane.check_room(plan.chunk_count()))?;
         Ok(lanes)
     }
 

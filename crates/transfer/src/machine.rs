@@ -16,11 +16,15 @@ pub(crate) struct CopyMachine {
     done: Vec<u64>,
     submitted: u64,
     phase: Phase,
+    /// What must not start any more has been told so.
+    aborted: bool,
 }
 
 #[derive(Debug)]
 enum Phase {
     Running,
+    /// It will end like this once nothing of it can touch memory any more.
+    Draining(Arc<Failure>),
     /// It has to end like this, which nobody was told yet.
     Ending(Outcome),
     Ended,
@@ -40,6 +44,8 @@ pub(crate) enum Event {
     Reached { hop: usize, chunks: u64 },
     /// A hop failed.
     Failed(Arc<Failure>),
+    /// The last hop failed, so that none of its chunks will run any more.
+    Settled,
     /// The copy's time is over.
     TimeUp { limit: Duration },
     /// Its owner wants it to end.
@@ -53,35 +59,73 @@ pub(crate) enum Action {
     Submit { chunk: u64 },
     /// Copy this chunk by a processor.
     Bridge { hop: usize, chunk: u64 },
+    /// Keep what was handed over but has not started from starting, where that can be done.
+    Abort(Arc<Failure>),
     /// Tell whoever waits. Nothing follows.
     Finish(Outcome),
 }
 
 impl CopyMachine {
     pub(crate) fn new(chunks: u64, ahead: u64, slots: u64, hops: usize, processors: Vec<usize>) -> Self {
-        Self { chunks, ahead, slots, processors, done: vec![0; hops], submitted: 0, phase: Phase::Running }
+        Self {
+            chunks,
+            ahead,
+            slots,
+            processors,
+            done: vec![0; hops],
+            submitted: 0,
+            phase: Phase::Running,
+            aborted: false,
+        }
     }
 
     pub(crate) fn handle(&mut self, event: Event) {
-        if !matches!(self.phase, Phase::Running) {
-            return;
-        }
         match event {
-            Event::Reached { hop, chunks } => self.reached(hop, chunks),
-            Event::Failed(failure) => self.end(Outcome::Failed(failure)),
-            Event::TimeUp { limit } => self.fail(Failure::DeadlineExceeded { after: limit }),
-            Event::Cancel => self.fail(Failure::Cancelled),
+            Event::Reached { hop, chunks } => self.done[hop] = self.done[hop].max(chunks),
+            Event::Failed(failure) => self.fail(failure),
+            Event::TimeUp { limit } => self.fail(Arc::new(Failure::DeadlineExceeded { after: limit })),
+            Event::Cancel => self.fail(Arc::new(Failure::Cancelled)),
+            Event::Settled => self.submitted = self.completed(),
         }
+        self.advance();
     }
 
     pub(crate) fn poll_action(&mut self) -> Option<Action> {
-        match std::mem::replace(&mut self.phase, Phase::Ended) {
+        match &self.phase {
             Phase::Ended => None,
-            Phase::Ending(outcome) => Some(Action::Finish(outcome)),
-            Phase::Running => {
-                self.phase = Phase::Running;
-                self.next_bridge().or_else(|| self.next_submit())
+            Phase::Running => self.next_bridge().or_else(|| self.next_submit()),
+            Phase::Draining(failure) if !self.aborted => {
+                self.aborted = true;
+                Some(Action::Abort(Arc::clone(failure)))
             }
+            Phase::Draining(_) => None,
+            Phase::Ending(outcome) => {
+                let outcome = outcome.clone();
+                self.phase = Phase::Ended;
+                Some(Action::Finish(outcome))
+            }
+        }
+    }
+
+    /// Goes to the next phase if it is time: a copy that failed ends when everything that was handed over has
+    /// ended too, so that nobody finds its bytes arriving later.
+    fn advance(&mut self) {
+        let drained = self.completed() == self.submitted;
+        match &self.phase {
+            // A copy that was handed over whole before it failed has arrived all the same.
+            Phase::Running | Phase::Draining(_) if self.completed() == self.chunks => {
+                self.phase = Phase::Ending(Outcome::Done);
+            }
+            Phase::Draining(failure) if drained => {
+                self.phase = Phase::Ending(Outcome::Failed(Arc::clone(failure)));
+            }
+            _ => {}
+        }
+    }
+
+    fn fail(&mut self, failure: Arc<Failure>) {
+        if let Phase::Running = self.phase {
+            self.phase = Phase::Draining(failure);
         }
     }
 
@@ -93,13 +137,6 @@ impl CopyMachine {
     /// Chunks that the last hop has done.
     fn completed(&self) -> u64 {
         self.done.last().copied().unwrap_or(0)
-    }
-
-    fn reached(&mut self, hop: usize, chunks: u64) {
-        self.done[hop] = self.done[hop].max(chunks);
-        if self.completed() == self.chunks {
-            self.end(Outcome::Done);
-        }
     }
 
     fn next_submit(&mut self) -> Option<Action> {
@@ -123,14 +160,6 @@ impl CopyMachine {
         let chunk = self.done[hop];
         self.done[hop] += 1;
         Some(Action::Bridge { hop, chunk })
-    }
-
-    fn fail(&mut self, failure: Failure) {
-        self.end(Outcome::Failed(Arc::new(failure)));
-    }
-
-    fn end(&mut self, outcome: Outcome) {
-        self.phase = Phase::Ending(outcome);
     }
 }
 
@@ -165,7 +194,7 @@ mod tests {
                         assert!(machine.poll_action().is_none(), "nothing follows the end");
                         return;
                     }
-                    Action::Finish(Outcome::Failed(failure)) => panic!("{failure}"),
+                    Action::Abort(failure) | Action::Finish(Outcome::Failed(failure)) => panic!("{failure}"),
                 }
             }
             let able = |hop: usize| {
@@ -193,17 +222,45 @@ mod tests {
         }
     }
 
+    fn deadline_exceeded(action: Option<Action>) -> bool {
+        matches!(
+            action,
+            Some(Action::Finish(Outcome::Failed(failure))) if matches!(*failure, Failure::DeadlineExceeded { .. })
+        )
+    }
+
     #[test]
-    fn the_first_end_counts_and_nothing_is_submitted_after_it() {
+    fn the_first_end_counts_and_waits_for_what_was_handed_over() {
         let mut machine = CopyMachine::new(10, 2, 2, 1, vec![]);
-        assert!(matches!(machine.poll_action(), Some(Action::Submit { chunk: 0 })));
+        for expected in 0..2 {
+            assert!(matches!(machine.poll_action(), Some(Action::Submit { chunk }) if chunk == expected));
+        }
         machine.handle(Event::TimeUp { limit: Duration::from_secs(1) });
         machine.handle(Event::Cancel);
-        let end = machine.poll_action();
-        assert!(matches!(
-            end,
-            Some(Action::Finish(Outcome::Failed(failure))) if matches!(*failure, Failure::DeadlineExceeded { .. })
-        ));
+        assert!(matches!(machine.poll_action(), Some(Action::Abort(_))));
+        assert!(machine.poll_action().is_none(), "two chunks are under way");
+        machine.handle(Event::Reached { hop: 0, chunks: 1 });
+        assert!(machine.poll_action().is_none(), "one is");
+        machine.handle(Event::Reached { hop: 0, chunks: 2 });
+        assert!(deadline_exceeded(machine.poll_action()));
         assert!(machine.poll_action().is_none());
+    }
+
+    #[test]
+    fn a_last_hop_that_failed_has_nothing_under_way() {
+        let mut machine = CopyMachine::new(10, 2, 2, 2, vec![]);
+        while machine.poll_action().is_some() {}
+        machine.handle(Event::Failed(Arc::new(Failure::Cancelled)));
+        assert!(matches!(machine.poll_action(), Some(Action::Abort(_))));
+        assert!(machine.poll_action().is_none());
+        machine.handle(Event::Settled);
+        assert!(matches!(machine.poll_action(), Some(Action::Finish(Outcome::Failed(_)))));
+    }
+
+    #[test]
+    fn what_was_not_handed_over_ends_at_once() {
+        let mut machine = CopyMachine::new(10, 2, 2, 1, vec![]);
+        machine.handle(Event::TimeUp { limit: Duration::from_secs(1) });
+        assert!(deadline_exceeded(machine.poll_action()));
     }
 }

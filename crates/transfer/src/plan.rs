@@ -12,9 +12,6 @@ use crate::{
     route::{Route, Stop},
 };
 
-/// Host memory that two devices share starts and ends at a page.
-const PAGE: u64 = 4096;
-
 /// Who carries out a hop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Runner {
@@ -126,7 +123,10 @@ impl Stage {
         [before, at, after]: [Stop; 3],
         config: &TransferConfig,
     ) -> Result<Self, TransferError> {
-        let size = config.chunk.0.next_multiple_of(PAGE);
+        let size = match (at, after) {
+            (Stop::Host, Stop::Device(reader)) => importable(devices.get(reader)?, config.chunk.0),
+            _ => config.chunk.0,
+        };
         let slots = |device, kind| slots(devices.get(device)?, kind, size, config.slots);
         match (before, at, after) {
             (Stop::Device(writer), Stop::Host, Stop::Device(reader)) => {
@@ -144,11 +144,15 @@ impl Stage {
             }
             // `Network::route` merges neighbouring stops in host memory and ends routes at devices.
             (_, Stop::Host, _) => {
-                let reason = "a route stops in host memory twice in a row".to_owned();
-                Err(TransferError::InvalidConfig { reason })
+                Err(TransferError::Internal { reason: "a route stops in host memory twice in a row" })
             }
         }
     }
+}
+
+/// The size of host memory that the reader can import and that holds a chunk.
+fn importable(reader: &Arc<dyn Device>, chunk: u64) -> u64 {
+    reader.host_import().map_or(chunk, |family| chunk.next_multiple_of(family.alignment()))
 }
 
 fn slots(

@@ -10,13 +10,14 @@ use std::{
 };
 
 use warpweft_core_types::{
-    BufferDesc, BufferView, CopyRegion, Deadline, Device, DeviceId, OpenError, RangeError,
+    BufferDesc, BufferView, CopyRegion, Deadline, Device, DeviceId, MemoryKind, OpenError, RangeError,
+    SemaphorePoint,
 };
 
 use crate::{
     CopyHandle, CopyOptions, Route, RouteKind, TransferConfig, TransferError,
     devices::Devices,
-    driver::{Canceller, Driver, Job},
+    driver::{Canceller, Driver, Job, Permit},
     lanes::{Lane, SharedLanes, dedicated, submit_chunk},
     plan::{Plan, StagePool},
     route::{Network, Stop},
@@ -80,7 +81,9 @@ impl Transfer {
     ///
     /// # Errors
     ///
-    /// A [`TransferError`] if it cannot start; what happens later is the handle's to tell.
+    /// A [`TransferError`] if it cannot start; what happens later is the handle's to tell. Too many copies at
+    /// once are refused with [`SubmitError::QueueFull`](warpweft_core_types::SubmitError::QueueFull): wait for
+    /// one and try again. If a device fails just now, part of the bytes may have been written.
     pub fn copy(&self, src: &BufferView, dst: &BufferView) -> Result<CopyHandle, TransferError> {
         self.copy_with(src, dst, CopyOptions::default())
     }
@@ -106,7 +109,7 @@ impl Transfer {
         let span = tracing::debug_span!("copy", from = %src.device(), to = %dst.device(), bytes = src.size());
         let _entered = span.enter();
         let started = Started {
-            route: Arc::clone(&planned.route),
+            route: actual_route(&planned.route, &plan),
             chunks: plan.chunk_count(),
             chunk_bytes: plan.chunk_bytes,
             total: src.size(),
@@ -145,11 +148,20 @@ impl Transfer {
         started: Started,
     ) -> Result<CopyHandle, TransferError> {
         let lanes = dedicated(&self.devices, &plan)?;
+        let CopyOptions { after, time_limit } = options;
+        let (after, permit) = match time_limit {
+            Some(_) if !after.is_empty() => {
+                let device = self.devices.get(plan.src.device())?;
+                let point = SemaphorePoint::new(&device.create_semaphore(0)?, 1);
+                (vec![point.clone()], Some(Permit { point, after }))
+            }
+            _ => (after, None),
+        };
         let driver = self.driver()?;
         let id = self.next_job.fetch_add(1, Ordering::Relaxed);
         let handle = started.handle(&lanes, Some(driver.canceller(id)))?;
         let ahead = u64::from(self.config.ahead);
-        driver.follow(id, Job { plan, lanes, after: options.after, ahead, time_limit: options.time_limit });
+        driver.follow(id, Job { plan, lanes, after, permit, ahead, time_limit });
         Ok(handle)
     }
 
@@ -157,15 +169,17 @@ impl Transfer {
         if let Some(driver) = self.driver.get() {
             return Ok(driver);
         }
-        let driver = Driver::start().map_err(|error| OpenError::Unavailable {
-            backend: "transfer",
-            missing: format!("a service thread: {error}"),
+        let driver = Driver::start().map_err(|error| OpenError::NoThread {
+            what: "transfer".to_owned(),
+            reason: error.to_string(),
         })?;
         // If another thread was faster, its driver is used and this one ends.
         Ok(self.driver.get_or_init(|| driver))
     }
 
     /// Copies bytes of the host to a device and waits for it.
+    ///
+    /// Memory that the host does not reach is written through two pieces of host-visible memory by turns.
     ///
     /// # Errors
     ///
@@ -178,12 +192,28 @@ impl Transfer {
         deadline: impl Into<Deadline>,
     ) -> Result<(), TransferError> {
         let deadline = deadline.into();
-        let staging = self.host_window(dst, from.len())?;
-        staging.write(from)?;
-        self.copy(&staging, dst)?.wait(deadline)
+        check_len(from.len(), dst)?;
+        if dst.buffer().kind() == MemoryKind::HostVisible {
+            return Ok(dst.write(from)?);
+        }
+        let mut windows = self.windows(dst)?.map(|window| (window, None::<CopyHandle>));
+        for ((part, target), turn) in
+            from.chunks(self.window_bytes()).zip(self.parts(dst)).zip((0..2).cycle())
+        {
+            let (window, under_way) = &mut windows[turn];
+            if let Some(copy) = under_way.take() {
+                copy.wait(deadline)?;
+            }
+            let (target, window) = (target?, window.slice(0..part.len() as u64)?);
+            window.write(part)?;
+            *under_way = Some(self.copy(&window, &target)?);
+        }
+        windows.into_iter().filter_map(|(_, copy)| copy).try_for_each(|copy| copy.wait(deadline))
     }
 
     /// Copies bytes of a device to the host and waits for it.
+    ///
+    /// Memory that the host does not reach is read through two pieces of host-visible memory by turns.
     ///
     /// # Errors
     ///
@@ -196,20 +226,47 @@ impl Transfer {
         deadline: impl Into<Deadline>,
     ) -> Result<(), TransferError> {
         let deadline = deadline.into();
-        let staging = self.host_window(src, into.len())?;
-        self.copy(src, &staging)?.wait(deadline)?;
-        Ok(staging.read(into)?)
+        check_len(into.len(), src)?;
+        if src.buffer().kind() == MemoryKind::HostVisible {
+            return Ok(src.read(into)?);
+        }
+        let windows = self.windows(src)?;
+        let mut under_way: Option<(CopyHandle, BufferView, &mut [u8])> = None;
+        for ((part, source), turn) in
+            into.chunks_mut(self.window_bytes()).zip(self.parts(src)).zip((0..2).cycle())
+        {
+            let window = windows[turn].slice(0..part.len() as u64)?;
+            let copy = self.copy(&source?, &window)?;
+            if let Some((copy, window, part)) = under_way.replace((copy, window, part)) {
+                copy.wait(deadline)?;
+                window.read(part)?;
+            }
+        }
+        let Some((copy, window, part)) = under_way else { return Ok(()) };
+        copy.wait(deadline)?;
+        Ok(window.read(part)?)
     }
 
-    /// Memory of the view's device that the host reaches too, as long as the view.
-    fn host_window(&self, view: &BufferView, len: usize) -> Result<BufferView, TransferError> {
-        let size = len as u64;
-        if size != view.size() {
-            let mismatch = RangeError::LengthMismatch { source_bytes: size, destination_bytes: view.size() };
-            return Err(mismatch.into());
-        }
+    /// Two pieces of the view's device's memory that the host reaches too.
+    fn windows(&self, view: &BufferView) -> Result<[BufferView; 2], TransferError> {
         let device = self.devices.get(view.device())?;
-        Ok(BufferView::whole(device.allocate(&BufferDesc::host_visible(size))?))
+        let size = view.size().min(self.window_bytes() as u64);
+        let window =
+            || Ok::<_, TransferError>(BufferView::whole(device.allocate(&BufferDesc::host_visible(size))?));
+        Ok([window()?, window()?])
+    }
+
+    fn window_bytes(&self) -> usize {
+        usize::try_from(self.config.chunk.0).unwrap_or(usize::MAX)
+    }
+
+    /// The view in pieces as large as a window.
+    fn parts(&self, view: &BufferView) -> impl Iterator<Item = Result<BufferView, RangeError>> {
+        let (view, step) = (view.clone(), self.window_bytes() as u64);
+        (0..view.size().div_ceil(step)).map(move |part| {
+            let start = part * step;
+            view.slice(start..view.size().min(start + step))
+        })
     }
 
     fn planned(&self, from: DeviceId, to: DeviceId) -> Result<Arc<Planned>, TransferError> {
@@ -235,6 +292,23 @@ impl Transfer {
     }
 }
 
+fn check_len(len: usize, view: &BufferView) -> Result<(), RangeError> {
+    let size = len as u64;
+    if size == view.size() {
+        return Ok(());
+    }
+    Err(RangeError::LengthMismatch { source_bytes: size, destination_bytes: view.size() })
+}
+
+/// The route as it came out: memory that the reader could not import after all is bridged by a processor.
+fn actual_route(route: &Arc<Route>, plan: &Plan) -> Arc<Route> {
+    if route.kind == RouteKind::Shared && plan.needs_processor() {
+        tracing::warn!(%route, "host memory is not shared although both devices can");
+        return Arc::new(Route { kind: RouteKind::Staged, ..Route::clone(route) });
+    }
+    Arc::clone(route)
+}
+
 /// What a handle needs to know of its copy.
 struct Started {
     route: Arc<Route>,
@@ -245,10 +319,8 @@ struct Started {
 
 impl Started {
     fn handle(self, lanes: &[Lane], canceller: Option<Canceller>) -> Result<CopyHandle, TransferError> {
-        let lane = lanes.last().cloned().ok_or_else(|| {
-            let reason = "a route without hops".to_owned();
-            TransferError::InvalidConfig { reason }
-        })?;
+        let without_hops = TransferError::Internal { reason: "a route has no hops" };
+        let lane = lanes.last().cloned().ok_or(without_hops)?;
         Ok(CopyHandle {
             route: self.route,
             lane,

@@ -10,7 +10,7 @@ use std::{
 use proptest::prelude::*;
 use warpweft_core_types::{
     Backend, BufferDesc, BufferView, Bytes, Device, Failure, Features, LinkClass, LinkEnd, SemaphorePoint,
-    WaitError,
+    SubmitError, WaitError,
 };
 use warpweft_host::{HostBackend, HostBuilder, HostDeviceConfig, LinkSpec, Place};
 use warpweft_transfer::{CopyOptions, RouteKind, Stop, Transfer, TransferConfig, TransferError};
@@ -264,26 +264,62 @@ fn a_time_limit_ends_a_copy_that_cannot_go_on() {
 }
 
 #[test]
-fn a_cancelled_copy_fails_and_leaves_the_next_one_alone() {
-    let machine = machine_of(RouteKind::Staged);
-    let never = machine.devices[0].create_semaphore(0).unwrap();
-    let after = vec![SemaphorePoint::new(&never, 1)];
-    let copy = machine
-        .transfer
-        .copy_with(
-            &machine.buffer(0, 100_000),
-            &machine.buffer(1, 100_000),
-            CopyOptions { after, ..Default::default() },
-        )
-        .unwrap();
-    assert!(copy.cancel());
-    let error = copy.wait(PATIENCE).unwrap_err();
-    assert!(
-        matches!(&error, TransferError::Wait(WaitError::Failed(failure))
-        if matches!(**failure, Failure::Cancelled)),
-        "{error}"
-    );
-    assert_eq!(machine.round(100_000), RouteKind::Staged);
+fn nothing_of_a_copy_arrives_after_it_has_failed() {
+    // More chunks than are handed over at once, on any route.
+    const LARGE: usize = 400_000;
+    for kind in KINDS {
+        for cancelled in [true, false] {
+            let machine = machine_of(kind);
+            let last = machine.devices.len() - 1;
+            let gate = SemaphorePoint::new(&machine.devices[0].create_semaphore(0).unwrap(), 1);
+            let (src, dst) = (machine.filled(0, &[7; LARGE]), machine.buffer(last, LARGE));
+            let time_limit = (!cancelled).then_some(Duration::from_millis(5));
+            let options = CopyOptions { after: vec![gate.clone()], time_limit };
+            let copy = machine.transfer.copy_with(&src, &dst, options).unwrap();
+            if cancelled {
+                // What was handed over waits for the gate, and so does the end of the copy.
+                assert!(copy.cancel());
+                gate.semaphore.signal(1).unwrap();
+            }
+            let error = copy.wait(PATIENCE).unwrap_err();
+            assert!(
+                matches!(&error, TransferError::Wait(WaitError::Failed(failure))
+                if matches!(**failure, Failure::Cancelled | Failure::DeadlineExceeded { .. })),
+                "{kind}: {error}"
+            );
+            machine.transfer.write(&[1; LARGE], &dst, PATIENCE).unwrap();
+            let _signalled_before = gate.semaphore.signal(1);
+            machine.round(5000);
+            assert!(machine.contents(&dst) == [1; LARGE], "{kind}: bytes arrived late");
+        }
+    }
+}
+
+#[test]
+fn a_copy_that_does_not_fit_the_lanes_is_refused_whole() {
+    let machine = machine_of(RouteKind::Direct);
+    let gate = machine.devices[0].create_semaphore(0).unwrap();
+    // The lane is busy until the gate opens; its own queue takes 1,024 chunks.
+    let held = CopyOptions { after: vec![SemaphorePoint::new(&gate, 1)], time_limit: None };
+    let (src, dst) = (machine.buffer(0, 64), machine.buffer(1, 64));
+    machine.transfer.copy_with(&src, &dst, held).unwrap();
+    let large = (machine.buffer(0, 4 << 16), machine.buffer(1, 4 << 16));
+    let mut copies = Vec::new();
+    let refused = loop {
+        match machine.transfer.copy(&large.0, &large.1) {
+            Ok(copy) => copies.push(copy),
+            Err(error) => break error,
+        }
+        if copies.len() > 100_000 {
+            // The device is as fast as this thread.
+            return;
+        }
+    };
+    assert!(matches!(refused, TransferError::Submit(SubmitError::QueueFull { .. })), "{refused}");
+    for copy in copies {
+        copy.wait(PATIENCE).unwrap();
+    }
+    machine.transfer.copy(&large.0, &large.1).unwrap().wait(PATIENCE).unwrap();
 }
 
 #[test]

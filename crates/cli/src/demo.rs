@@ -1,6 +1,8 @@
 //! The demo: everything the devices do, with every byte checked.
 
-use std::{collections::BTreeMap, fs, process::ExitCode, sync::Arc, time::Instant};
+use std::{
+    collections::BTreeMap, fs::File, io::BufWriter, path::Path, process::ExitCode, sync::Arc, time::Instant,
+};
 
 use anyhow::{Context as _, bail};
 use serde::Serialize;
@@ -35,28 +37,49 @@ struct Summary {
     wrong_bytes: u64,
     seconds: f64,
     ok: bool,
+    /// Why the demo ended early.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<String>,
 }
 
 pub(crate) fn run(args: &Demo) -> anyhow::Result<ExitCode> {
-    let started = Instant::now();
+    // Before the work: a trace that cannot be saved is no surprise at the end.
+    let trace = args.trace.as_deref().map(create_trace).transpose()?;
     let traced = traced_backends(args)?;
+    let mut summary = Summary::default();
+    let outcome = check_everything(args, &traced, &mut summary);
+    if let Some(file) = trace {
+        save_trace(file, &traced)?;
+    }
+    summary.ok = outcome.is_ok() && summary.wrong_bytes == 0;
+    if let Err(error) = outcome {
+        if !args.json {
+            return Err(error);
+        }
+        summary.error = Some(format!("{error:#}"));
+    }
+    report(args, &summary)?;
+    Ok(if summary.ok { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn check_everything(
+    args: &Demo,
+    backends: &[Arc<TracingBackend>],
+    summary: &mut Summary,
+) -> anyhow::Result<()> {
+    let started = Instant::now();
     let mut builder = Runtime::builder();
-    for backend in &traced {
+    for backend in backends {
         builder = builder.shared_backend(Arc::clone(backend) as Arc<dyn Backend>);
     }
     let runtime = builder.build()?;
     let demo = Run { runtime: &runtime, args };
-    let mut summary = Summary { devices: runtime.devices().len(), ..Summary::default() };
+    summary.devices = runtime.devices().len();
     demo.show_devices();
-    let results = demo.run_kernels(&mut summary)?;
-    demo.move_results(&results, &mut summary)?;
+    let results = demo.run_kernels(summary)?;
+    demo.move_results(&results, summary)?;
     summary.seconds = started.elapsed().as_secs_f64();
-    summary.ok = summary.wrong_bytes == 0;
-    if let Some(path) = &args.trace {
-        save_trace(path, &traced)?;
-    }
-    demo.report(&summary)?;
-    Ok(if summary.ok { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(())
 }
 
 /// The chosen backends, broken as asked for, with what they do recorded.
@@ -81,7 +104,11 @@ fn faults(fault: Fault) -> FaultConfig {
     }
 }
 
-fn save_trace(path: &std::path::Path, backends: &[Arc<TracingBackend>]) -> anyhow::Result<()> {
+fn create_trace(path: &Path) -> anyhow::Result<File> {
+    File::create(path).with_context(|| format!("{} cannot be written", path.display()))
+}
+
+fn save_trace(file: File, backends: &[Arc<TracingBackend>]) -> anyhow::Result<()> {
     let mut events = Vec::new();
     for backend in backends {
         if let serde_json::Value::Array(spans) = backend.trace().to_chrome_json()["traceEvents"].take() {
@@ -89,8 +116,7 @@ fn save_trace(path: &std::path::Path, backends: &[Arc<TracingBackend>]) -> anyho
         }
     }
     let trace = serde_json::json!({ "displayTimeUnit": "ns", "traceEvents": events });
-    fs::write(path, serde_json::to_vec(&trace)?)
-        .with_context(|| format!("{} cannot be written", path.display()))
+    serde_json::to_writer(BufWriter::new(file), &trace).context("the trace cannot be written")
 }
 
 /// A kernel that writes words which depend on the device, the position and a seed.
@@ -235,35 +261,36 @@ impl Run<'_> {
         Ok(wrong)
     }
 
-    fn report(&self, summary: &Summary) -> anyhow::Result<()> {
-        if self.args.json {
-            return output::json(summary);
-        }
-        let checked = format!(
-            "{} devices, {} kernels, {} pairs: {} read back and compared in {:.2} s",
-            summary.devices,
-            summary.kernels,
-            summary.pairs,
-            Bytes(summary.verified_bytes),
-            summary.seconds
-        );
-        if summary.ok {
-            output::good(&checked);
-        } else {
-            output::wrong(&format!("{checked}; {} bytes were wrong", summary.wrong_bytes));
-        }
-        if let Some(path) = &self.args.trace {
-            self.say(&format!(
-                "Trace     {} (open it in ui.perfetto.dev or chrome://tracing)",
-                path.display()
-            ));
-        }
-        Ok(())
-    }
-
     fn say(&self, text: &str) {
         if !self.args.json {
             output::line(text);
         }
     }
+}
+
+fn report(args: &Demo, summary: &Summary) -> anyhow::Result<()> {
+    if args.json {
+        return output::json(summary);
+    }
+    let count = |n: usize, what: &str| format!("{n} {what}{}", if n == 1 { "" } else { "s" });
+    let checked = format!(
+        "{}, {}, {}: {} read back and compared in {:.2} s",
+        count(summary.devices, "device"),
+        count(summary.kernels, "kernel"),
+        count(summary.pairs, "pair"),
+        Bytes(summary.verified_bytes),
+        summary.seconds
+    );
+    if summary.ok {
+        output::good(&checked);
+    } else {
+        output::wrong(&format!("{checked}; {} bytes were wrong", summary.wrong_bytes));
+    }
+    if let Some(path) = &args.trace {
+        output::line(format!(
+            "Trace     {} (open it in ui.perfetto.dev or chrome://tracing)",
+            path.display()
+        ));
+    }
+    Ok(())
 }

@@ -48,6 +48,12 @@ fn the_demo_runs_over_every_kind_of_links() {
 }
 
 #[test]
+fn one_device_has_nobody_to_copy_to() {
+    let output = demo(&["--devices", "1"]);
+    assert!(text(&output.stdout).contains("1 device, 1 kernel, 0 pairs"), "{}", text(&output.stdout));
+}
+
+#[test]
 fn every_fault_makes_the_demo_fail_with_a_reason() {
     for (fault, word) in [
         ("corrupt", "wrong"),
@@ -62,6 +68,9 @@ fn every_fault_makes_the_demo_fail_with_a_reason() {
         assert!(said.contains(word), "{fault}: {said}");
         assert!(!said.contains("panicked"), "{fault}: {said}");
     }
+    let early = demo(&["--fault", "launch", "--json"]);
+    assert_eq!((early.status.code(), &lines(&early)[0]["ok"]), (Some(1), &Value::Bool(false)));
+    assert!(lines(&early)[0]["error"].as_str().unwrap().contains("launch failed"));
     let corrupt = demo(&["--fault", "corrupt", "--json"]);
     assert_eq!(lines(&corrupt)[0]["ok"], false);
     assert!(lines(&corrupt)[0]["wrong_bytes"].as_u64().unwrap() > 0);

@@ -224,3 +224,76 @@ impl HostBuilder {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use warpweft_core_types::{Backend, Features, LinkEnd};
+
+    use super::*;
+
+    fn refuse(builder: HostBuilder, words: &str) {
+        match builder.build().unwrap_err() {
+            OpenError::InvalidConfig { reason } => {
+                assert!(reason.contains(words), "{reason:?} lacks {words:?}")
+            }
+            other => panic!("{other}"),
+        }
+    }
+
+    fn two() -> HostBuilder {
+        HostBackend::builder().devices(2, &HostDeviceConfig::default())
+    }
+
+    #[test]
+    fn contradictions_are_refused_with_a_reason() {
+        let one = |config| HostBackend::builder().device(config);
+        let (a, b, spec) = (Place::Device(0), Place::Device(1), LinkSpec::default());
+        refuse(HostBackend::builder(), "at least one device");
+        refuse(one(HostDeviceConfig { workers: 0, ..Default::default() }), "worker");
+        refuse(one(HostDeviceConfig { memory: Bytes(0), ..Default::default() }), "memory");
+        refuse(two().link(a, Place::Device(2), spec), "names device 2");
+        refuse(two().link(a, a, spec), "itself");
+        refuse(two().link(a, b, LinkSpec { link_count: 0, ..spec }), "no physical link");
+        refuse(two().link(a, b, spec).delay_links(true), "needs bandwidth and latency");
+        refuse(two().link(a, b, spec.with_cost(0.0, Duration::ZERO)).delay_links(true), "bandwidth");
+    }
+
+    #[test]
+    fn what_is_configured_is_what_devices_report() {
+        let uuid = DeviceUuid::from_bytes([7; 16]);
+        let config = HostDeviceConfig {
+            name: "stand-in".to_owned(),
+            kind: DeviceKind::Gpu,
+            memory: Bytes::mib(3),
+            workers: 2,
+            resident_workgroups: 5,
+            compute_capability: Some((9, 0)),
+            numa_node: Some(3),
+            pci: Some(PciAddress { domain: 0, bus: 1, device: 2, function: 0 }),
+            uuid: Some(uuid),
+            host_import: false,
+        };
+        let builder = HostBackend::builder().device(config.clone()).link_all_to_host(LinkSpec::default());
+        let device = builder.build().unwrap().open(0, Features::HOST_VISIBLE_MEMORY).unwrap();
+        let info = device.info();
+        assert_eq!(
+            (info.name.as_str(), info.kind, info.memory),
+            ("stand-in", DeviceKind::Gpu, Bytes::mib(3))
+        );
+        assert_eq!((info.multiprocessors, info.compute_capability), (2, Some((9, 0))));
+        assert_eq!((info.pci, info.numa_node, info.id.uuid), (config.pci, Some(3), uuid));
+        assert_eq!(device.residents().unwrap().budget().total, 5);
+        assert!(device.host_import().is_none());
+        let facts = device.links().unwrap().facts();
+        assert!(facts.iter().any(|fact| fact.to == LinkEnd::Host { numa_node: 3 }), "{facts:?}");
+    }
+
+    #[test]
+    fn a_later_link_replaces_an_earlier_one() {
+        let (a, b) = (Place::Device(0), Place::Device(1));
+        let builder = two().link(a, b, LinkSpec::default()).link(a, b, LinkSpec::new(LinkClass::NvLink));
+        let device = builder.build().unwrap().open(0, Features::empty()).unwrap();
+        let facts = device.links().unwrap().facts();
+        assert_eq!(facts.iter().map(|fact| fact.class).collect::<Vec<_>>(), [LinkClass::NvLink]);
+    }
+}

@@ -189,3 +189,24 @@ fn place_of(view: &BufferView) -> Place {
         MemoryKind::HostVisible => Place::Host,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_link_carries_one_transfer_after_the_other() {
+        use warpweft_core_types::LinkClass;
+
+        let latency = Duration::from_millis(5);
+        // 1 MB in a millisecond.
+        let link = Link::new(LinkSpec::new(LinkClass::Pcie).with_cost(1.0, latency));
+        let before = Instant::now();
+        let arrivals: Vec<Instant> = (0..8).map(|_| link.carry(1_000_000)).collect();
+        assert!(arrivals[7] >= before + Duration::from_millis(8) + latency, "all eight share the link");
+        assert!(arrivals.windows(2).all(|pair| pair[1] >= pair[0] + Duration::from_micros(999)));
+        // Bytes without end do not overflow the clock.
+        link.carry(u64::MAX);
+        link.carry(u64::MAX);
+    }
+}

@@ -272,3 +272,67 @@ pub(crate) unsafe fn fill(dst: Span, pattern: u32) {
 
 /// A multiple of every pattern's size that fits the first-level cache.
 const FILL_BLOCK: usize = 16 << 10;
+
+#[cfg(test)]
+mod tests {
+    use warpweft_core_types::DeviceUuid;
+
+    use super::*;
+
+    fn arena(capacity: u64) -> Arc<Arena> {
+        let device = DeviceId { backend: "host", ordinal: 0, uuid: DeviceUuid::from_bytes([0; 16]) };
+        Arc::new(Arena::new(device, Bytes(capacity)))
+    }
+
+    fn window(arena: &Arc<Arena>, size: u64) -> BufferView {
+        let buffer = arena.allocate(&BufferDesc::host_visible(size)).unwrap();
+        BufferView::whole(Arc::new(buffer))
+    }
+
+    #[test]
+    fn capacity_is_taken_and_given_back() {
+        let arena = arena(1000);
+        let first = arena.allocate(&BufferDesc::device(600)).unwrap();
+        let error = arena.allocate(&BufferDesc::device(500)).unwrap_err();
+        assert!(matches!(error, AllocError::OutOfMemory { available: Bytes(400), .. }), "{error}");
+        arena.allocate(&BufferDesc::device(400)).unwrap();
+        drop(first);
+        assert_eq!(arena.usage().free, Bytes(1000));
+        assert!(arena.allocate(&BufferDesc::device(u64::MAX)).is_err(), "sums do not wrap");
+    }
+
+    #[test]
+    fn buffers_are_aligned_by_their_size() {
+        let arena = arena(1 << 20);
+        for (size, alignment) in [(1, ALIGNMENT), (4095, ALIGNMENT), (4096, PAGE), (10_000, PAGE)] {
+            let address = window(&arena, size).buffer().mapping().unwrap().as_ptr().addr() as u64;
+            assert!(address.is_multiple_of(alignment), "{size} bytes at {address:#x}");
+        }
+    }
+
+    #[test]
+    #[expect(unsafe_code, reason = "calls the copy engine")]
+    fn fills_repeat_from_the_first_byte_whatever_the_length() {
+        let arena = arena(1 << 20);
+        for len in [1_usize, 3, 4, 5, 4096, FILL_BLOCK - 1, FILL_BLOCK, 3 * FILL_BLOCK + 7] {
+            let view = window(&arena, len as u64);
+            // SAFETY: the view is alive and nobody else uses it.
+            unsafe { fill(Span::of(&view).unwrap(), u32::from_ne_bytes([1, 2, 3, 4])) };
+            let mut bytes = vec![0; len];
+            view.read(&mut bytes).unwrap();
+            assert!(
+                bytes.iter().zip([1, 2, 3, 4].into_iter().cycle()).all(|(got, want)| *got == want),
+                "{len}"
+            );
+        }
+    }
+
+    #[test]
+    fn parts_stay_within_their_span() {
+        let arena = arena(1 << 20);
+        let view = window(&arena, 100);
+        let span = Span::of(&view).unwrap();
+        assert_eq!([span.part(0, 60).len(), span.part(60, 60).len(), span.part(100, 1).len()], [60, 40, 0]);
+        assert_eq!(span.part(usize::MAX, 1).len(), 0);
+    }
+}

@@ -88,3 +88,38 @@ impl fmt::Debug for Split {
         f.debug_struct("Split").field("parts", &self.parts).field("done", &self.done).finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_part_runs_once_and_all_are_done_at_the_end() {
+        let engine = Engine::start("split", 3).unwrap();
+        for parts in [1, 2, 3, 100] {
+            let ran: Arc<Vec<AtomicU64>> = Arc::new((0..parts).map(|_| AtomicU64::new(0)).collect());
+            let counted = Arc::clone(&ran);
+            let count = move |part: u64| {
+                counted[usize::try_from(part).unwrap()].fetch_add(1, Ordering::Relaxed);
+                Ok(())
+            };
+            Split::run(&engine, parts, count).unwrap();
+            assert!(ran.iter().all(|times| times.load(Ordering::Relaxed) == 1), "{parts} parts");
+        }
+        engine.close();
+    }
+
+    #[test]
+    fn the_first_failure_is_reported_and_no_further_parts_start() {
+        let engine = Engine::start("split", 1).unwrap();
+        let ran = Arc::new(AtomicU64::new(0));
+        let counted = Arc::clone(&ran);
+        let outcome = Split::run(&engine, 1000, move |part| {
+            counted.fetch_add(1, Ordering::Relaxed);
+            if part == 3 { Err(Arc::new(Failure::Cancelled)) } else { Ok(()) }
+        });
+        assert!(matches!(outcome.unwrap_err().as_ref(), Failure::Cancelled));
+        assert_eq!(ran.load(Ordering::Relaxed), 4);
+        engine.close();
+    }
+}

@@ -3,10 +3,7 @@
 use std::{process::ExitCode, time::Duration};
 
 use serde::Serialize;
-use warpweft::{
-    BufferDesc, BufferView, Bytes, DeviceId, Runtime,
-    transfer::{RouteKind, TransferConfig},
-};
+use warpweft::{BufferDesc, BufferView, Bytes, DeviceId, Runtime, transfer::RouteKind};
 
 use crate::{
     args::PerfCopy,
@@ -40,7 +37,7 @@ pub(crate) fn run(args: &PerfCopy) -> anyhow::Result<ExitCode> {
     if args.min > args.max {
         return Err(WrongCall(format!("-b {} is above -e {}", args.min, args.max)).into());
     }
-    let mut builder = Runtime::builder().transfer_config(TransferConfig::default());
+    let mut builder = Runtime::builder();
     for backend in select::backends(&args.selection)? {
         builder = builder.shared_backend(backend);
     }

@@ -93,6 +93,8 @@ pub struct DeviceInfo {
     pub name: String,
     /// The sort of silicon.
     pub kind: DeviceKind,
+    /// The version of its driver stack; what was measured holds for one of them.
+    pub driver: String,
     /// Its memory.
     pub memory: Bytes,
     /// Independent processors: CUDA's SMs, a host device's worker threads.

@@ -29,6 +29,9 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
+//! [`measure`] times and verifies the links themselves, and [`apply`] writes the figures into a
+//! [`Topology`](warpweft_topology::Topology).
+//!
 //! # What it does not do
 //!
 //! It does not order copies with other work unless asked ([`CopyOptions::after`]), and it keeps no copies of
@@ -42,6 +45,7 @@ mod error;
 mod handle;
 mod lanes;
 mod machine;
+mod measure;
 mod plan;
 mod route;
 mod transfer;
@@ -49,5 +53,6 @@ mod transfer;
 pub use config::{CopyOptions, TransferConfig};
 pub use error::TransferError;
 pub use handle::{CopyHandle, CopyProgress};
+pub use measure::{MeasureCache, MeasureConfig, MeasuredLink, apply, measure};
 pub use route::{Route, RouteKind, Stop};
 pub use transfer::Transfer;

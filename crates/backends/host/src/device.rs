@@ -97,6 +97,7 @@ pub(crate) fn info(id: DeviceId, config: &HostDeviceConfig) -> DeviceInfo {
         id,
         name: config.name.clone(),
         kind: config.kind,
+        driver: env!("CARGO_PKG_VERSION").to_owned(),
         memory: config.memory,
         multiprocessors: config.workers,
         compute_capability: config.compute_capability,

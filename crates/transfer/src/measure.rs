@@ -1,0 +1,374 @@
+//! What links really do: timed and verified transfers over each of them.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use serde::{Deserialize, Serialize};
+use warpweft_core_types::{
+    Arg, Bandwidth, BufferDesc, BufferView, Bytes, CopyRegion, Device, DeviceUuid, Features, FillRegion,
+    KernelCode, Launch, LinkEnd, Op, Queue, QueueDesc, Semaphore, SemaphorePoint, Submission,
+};
+use warpweft_topology::{Measurement, NodeId, Topology};
+
+use crate::{TransferError, devices::Devices};
+
+/// How links are measured.
+#[derive(Debug, Clone)]
+pub struct MeasureConfig {
+    /// What the time of the smallest transfer is taken with.
+    pub small: Bytes,
+    /// What the bandwidth is taken with; several times the largest cache, to mean anything.
+    pub large: Bytes,
+    /// Rounds of each measurement, of which the median counts; at least 1.
+    pub rounds: u32,
+    /// Time for one round.
+    pub timeout: Duration,
+    /// A kernel that copies its second buffer argument into its first by words, for links that kernels use
+    /// directly. Without it, or on devices that do not run it, only copies are timed.
+    pub kernel: Option<KernelCode>,
+}
+
+impl Default for MeasureConfig {
+    /// 64 bytes, 64 MiB, 9 rounds, 30 seconds, no kernel.
+    fn default() -> Self {
+        Self {
+            small: Bytes(64),
+            large: Bytes::mib(64),
+            rounds: 9,
+            timeout: Duration::from_secs(30),
+            kernel: None,
+        }
+    }
+}
+
+/// What one direction of one link does.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct MeasuredLink {
+    /// Where bytes start.
+    pub from: LinkEnd,
+    /// Where they arrive.
+    pub to: LinkEnd,
+    /// From the submission of the smallest copy to its end, as the host sees it.
+    pub latency: Duration,
+    /// A large copy by a queue.
+    pub bandwidth: Bandwidth,
+    /// The same with the opposite direction busy as well; this direction's share.
+    pub both_ways: Bandwidth,
+    /// A large copy by a kernel at the writing end, where that was asked for and is possible.
+    pub kernel: Option<Bandwidth>,
+    /// Bytes that did not arrive as they were sent.
+    pub wrong_bytes: u64,
+}
+
+/// Measures every link that a queue of the devices uses directly: between devices, and with host memory.
+///
+/// Bytes are verified, so that a link that loses data is found whatever its driver says of it. Nothing else
+/// should use the devices meanwhile.
+///
+/// # Errors
+///
+/// A [`TransferError`] if a device does not do its part. Wrong bytes are a result, not an error.
+pub fn measure(
+    devices: impl IntoIterator<Item = Arc<dyn Device>>,
+    config: &MeasureConfig,
+) -> Result<Vec<MeasuredLink>, TransferError> {
+    if config.rounds == 0 || config.small.0 == 0 || config.large.0 == 0 {
+        let reason = "links are measured with at least one round of at least one byte".to_owned();
+        return Err(TransferError::InvalidConfig { reason });
+    }
+    let devices = Devices::new(devices.into_iter().collect())?;
+    let probes = devices
+        .iter()
+        .filter(|device| device.features().contains(Features::HOST_VISIBLE_MEMORY))
+        .map(|device| Probe::new(device, config))
+        .collect::<Result<Vec<_>, _>>()?;
+    let mut links = Vec::new();
+    for probe in &probes {
+        links.extend(with_host(probe)?);
+    }
+    for (position, a) in probes.iter().enumerate() {
+        for b in &probes[position + 1..] {
+            links.extend(between(&devices, a, b)?);
+        }
+    }
+    Ok(links)
+}
+
+/// Writes measurements into a topology. An edge that delivered wrong bytes is vetoed; none is added.
+pub fn apply(links: &[MeasuredLink], topology: &mut Topology) {
+    for link in links {
+        let (Some(from), Some(to)) = (node_of(topology, link.from), node_of(topology, link.to)) else {
+            continue;
+        };
+        // A link that nobody reported has no edge, and a measurement does not make one.
+        if topology.edge(from, to).is_none() {
+            continue;
+        }
+        let measurement = Measurement { bandwidth: Some(link.bandwidth), latency: Some(link.latency) };
+        let recorded = topology.measure(from, to, &measurement);
+        let vetoed = match link.wrong_bytes {
+            0 => Ok(()),
+            wrong => topology.veto(from, to, format!("{wrong} bytes arrived wrong when it was measured")),
+        };
+        if let Err(error) = recorded.and(vetoed) {
+            tracing::warn!(%error, "a measurement does not fit the topology");
+        }
+    }
+}
+
+fn node_of(topology: &Topology, end: LinkEnd) -> Option<NodeId> {
+    match end {
+        LinkEnd::Device(uuid) => topology.device(uuid),
+        LinkEnd::Host { numa_node } => topology.host(numa_node),
+    }
+}
+
+/// One device with everything that its measurements need.
+struct Probe<'a> {
+    device: &'a Arc<dyn Device>,
+    config: &'a MeasureConfig,
+    queue: Arc<dyn Queue>,
+    semaphore: Arc<dyn Semaphore>,
+    submitted: std::cell::Cell<u64>,
+    /// Device memory: what is sent, and where things arrive.
+    source: BufferView,
+    target: BufferView,
+    /// Host memory of the device.
+    window: BufferView,
+    pattern: Vec<u8>,
+}
+
+impl<'a> Probe<'a> {
+    fn new(device: &'a Arc<dyn Device>, config: &'a MeasureConfig) -> Result<Self, TransferError> {
+        let size = config.large.0.max(config.small.0);
+        let memory = |desc| Ok::<_, TransferError>(BufferView::whole(device.allocate(&desc)?));
+        let seed = usize::try_from(device.info().id.ordinal).unwrap_or(0) * 31;
+        let byte = |index: usize| ((index ^ (index >> 8)) + seed).to_le_bytes()[0];
+        let probe = Self {
+            device,
+            config,
+            queue: device.create_queue(&QueueDesc::default())?,
+            semaphore: device.create_semaphore(0)?,
+            submitted: std::cell::Cell::new(0),
+            source: memory(BufferDesc::device(size))?,
+            target: memory(BufferDesc::device(size))?,
+            window: memory(BufferDesc::host_visible(size))?,
+            pattern: (0..usize::try_from(size).unwrap_or(usize::MAX)).map(byte).collect(),
+        };
+        probe.window.write(&probe.pattern)?;
+        probe.copy(&probe.window, &probe.source)?;
+        Ok(probe)
+    }
+
+    fn end(&self) -> LinkEnd {
+        LinkEnd::Device(self.device.info().id.uuid)
+    }
+
+    fn host_end(&self) -> LinkEnd {
+        LinkEnd::Host { numa_node: self.device.info().numa_node.unwrap_or(0) }
+    }
+
+    fn submit(&self, ops: &[Op<'_>]) -> Result<SemaphorePoint, TransferError> {
+        self.submitted.set(self.submitted.get() + 1);
+        let point = SemaphorePoint::new(&self.semaphore, self.submitted.get());
+        self.queue.submit(&Submission { waits: &[], ops, signals: std::slice::from_ref(&point) })?;
+        Ok(point)
+    }
+
+    fn copy(&self, src: &BufferView, dst: &BufferView) -> Result<(), TransferError> {
+        Ok(self.submit(&[Op::Copy(CopyRegion::new(src, dst)?)])?.wait(self.config.timeout)?)
+    }
+
+    /// Bytes of `self.target` that differ from what `sender` sent.
+    fn wrong_bytes(&self, sender: &Self) -> Result<u64, TransferError> {
+        self.copy(&self.target, &self.window)?;
+        let mut arrived = vec![0; self.pattern.len()];
+        self.window.read(&mut arrived)?;
+        let differing = arrived.iter().zip(&sender.pattern).filter(|(got, sent)| got != sent);
+        let wrong = differing.count() as u64;
+        self.window.write(&self.pattern)?;
+        Ok(wrong)
+    }
+
+    /// The kernel, if it was given and runs here.
+    fn kernel(&self) -> Option<Arc<dyn warpweft_core_types::Kernel>> {
+        let code = self.config.kernel.as_ref()?;
+        let name = &code.contracts().first()?.name;
+        self.device.load(code).ok()?.kernel(name).ok()
+    }
+}
+
+/// One direction: whose queue copies what to where.
+#[derive(Clone, Copy)]
+struct Direction<'p> {
+    runner: &'p Probe<'p>,
+    src: &'p BufferView,
+    dst: &'p BufferView,
+}
+
+impl Direction<'_> {
+    fn start(&self, size: Bytes) -> Result<SemaphorePoint, TransferError> {
+        let (src, dst) = (self.src.slice(0..size.0)?, self.dst.slice(0..size.0)?);
+        self.runner.submit(&[Op::Copy(CopyRegion::new(&src, &dst)?)])
+    }
+
+    fn run(&self, size: Bytes) -> Result<(), TransferError> {
+        Ok(self.start(size)?.wait(self.runner.config.timeout)?)
+    }
+
+    fn latency(&self) -> Result<Duration, TransferError> {
+        median(self.runner.config.rounds * 10, || self.run(self.runner.config.small))
+    }
+
+    fn bandwidth(&self) -> Result<Bandwidth, TransferError> {
+        let config = self.runner.config;
+        Ok(rate(config.large, median(config.rounds, || self.run(config.large))?))
+    }
+
+    fn kernel_bandwidth(&self) -> Result<Option<Bandwidth>, TransferError> {
+        let (config, Some(kernel)) = (self.runner.config, self.runner.kernel()) else { return Ok(None) };
+        let (src, dst) = (self.src.slice(0..config.large.0)?, self.dst.slice(0..config.large.0)?);
+        let args = [Arg::Buffer(&dst), Arg::Buffer(&src)];
+        let Ok(launch) = Launch::new(&kernel, [self.runner.device.info().multiprocessors, 1, 1], &args)
+        else {
+            return Ok(None);
+        };
+        let ops = [Op::Launch(launch)];
+        let time = median(config.rounds, || Ok(self.runner.submit(&ops)?.wait(config.timeout)?))?;
+        Ok(Some(rate(config.large, time)))
+    }
+}
+
+/// The links of one device with host memory.
+fn with_host(probe: &Probe<'_>) -> Result<Vec<MeasuredLink>, TransferError> {
+    let up = Direction { runner: probe, src: &probe.source, dst: &probe.window };
+    let down = Direction { runner: probe, src: &probe.window, dst: &probe.target };
+    let clear = [Op::Fill(FillRegion::bytes(&probe.target, 0))];
+    probe.submit(&clear)?.wait(probe.config.timeout)?;
+    // One queue, so that both ways at once means by turns; what matters is that neither is measured alone.
+    let both = median(probe.config.rounds, || {
+        let points = [up.start(probe.config.large)?, down.start(probe.config.large)?];
+        Ok(points.iter().try_for_each(|point| point.wait(probe.config.timeout))?)
+    })?;
+    let both_ways = rate(probe.config.large, both);
+    let mut links = Vec::new();
+    for (from, to, direction) in [(probe.end(), probe.host_end(), up), (probe.host_end(), probe.end(), down)]
+    {
+        links.push(MeasuredLink {
+            from,
+            to,
+            latency: direction.latency()?,
+            bandwidth: direction.bandwidth()?,
+            both_ways,
+            kernel: direction.kernel_bandwidth()?,
+            wrong_bytes: 0,
+        });
+    }
+    let wrong = probe.wrong_bytes(probe)?;
+    links.iter_mut().for_each(|link| link.wrong_bytes = wrong);
+    Ok(links)
+}
+
+/// The links between two devices, in the directions that a queue uses directly.
+fn between(devices: &Devices, a: &Probe<'_>, b: &Probe<'_>) -> Result<Vec<MeasuredLink>, TransferError> {
+    let (there, back) = (direction(devices, a, b), direction(devices, b, a));
+    let size = a.config.large;
+    let both = match (&there, &back) {
+        (Some(there), Some(back)) => Some(median(a.config.rounds, || {
+            let points = [there.start(size)?, back.start(size)?];
+            Ok(points.iter().try_for_each(|point| point.wait(a.config.timeout))?)
+        })?),
+        _ => None,
+    };
+    let mut links = Vec::new();
+    for (sender, receiver, direction) in [(a, b, there), (b, a, back)] {
+        let Some(direction) = direction else { continue };
+        let clear = [Op::Fill(FillRegion::bytes(&receiver.target, 0))];
+        receiver.submit(&clear)?.wait(receiver.config.timeout)?;
+        let bandwidth = direction.bandwidth()?;
+        links.push(MeasuredLink {
+            from: sender.end(),
+            to: receiver.end(),
+            latency: direction.latency()?,
+            bandwidth,
+            both_ways: both.map_or(bandwidth, |time| rate(size, time)),
+            wrong_bytes: receiver.wrong_bytes(sender)?,
+            kernel: direction.kernel_bandwidth()?,
+        });
+    }
+    Ok(links)
+}
+
+/// The sender's queue where it writes there, else the receiver's where it reads there.
+fn direction<'p>(devices: &Devices, sender: &'p Probe<'p>, receiver: &'p Probe<'p>) -> Option<Direction<'p>> {
+    let (from, to) = (sender.device.info().id, receiver.device.info().id);
+    let runner = match (devices.pushes(from, to), devices.pulls(from, to)) {
+        (true, _) => sender,
+        (false, true) => receiver,
+        (false, false) => return None,
+    };
+    Some(Direction { runner, src: &sender.source, dst: &receiver.target })
+}
+
+fn rate(bytes: Bytes, time: Duration) -> Bandwidth {
+    let nanos = time.as_nanos().max(1) as f64;
+    Bandwidth::from_gb_per_s(bytes.0 as f64 / nanos)
+}
+
+/// The median time of `rounds` runs after one to warm up.
+fn median(
+    rounds: u32,
+    mut run: impl FnMut() -> Result<(), TransferError>,
+) -> Result<Duration, TransferError> {
+    run()?;
+    let mut times = Vec::with_capacity(rounds as usize);
+    for _ in 0..rounds {
+        let started = Instant::now();
+        run()?;
+        times.push(started.elapsed());
+    }
+    times.sort_unstable();
+    Ok(times[times.len() / 2])
+}
+
+/// Measurements kept between runs of a program, valid for the same silicon and driver.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct MeasureCache {
+    entries: Vec<CacheEntry>,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+struct CacheEntry {
+    devices: Vec<(DeviceUuid, String)>,
+    links: Vec<MeasuredLink>,
+}
+
+impl MeasureCache {
+    /// What was measured with exactly these devices and their drivers.
+    pub fn get(&self, devices: &[Arc<dyn Device>]) -> Option<&[MeasuredLink]> {
+        let key = cache_key(devices);
+        self.entries.iter().find(|entry| entry.devices == key).map(|entry| entry.links.as_slice())
+    }
+
+    /// Keeps what was measured with these devices, in place of what was known.
+    pub fn insert(&mut self, devices: &[Arc<dyn Device>], links: Vec<MeasuredLink>) {
+        let key = cache_key(devices);
+        self.entries.retain(|entry| entry.devices != key);
+        self.entries.push(CacheEntry { devices: key, links });
+    }
+}
+
+/// In an order of its own, since devices may be listed differently next time.
+fn cache_key(devices: &[Arc<dyn Device>]) -> Vec<(DeviceUuid, String)> {
+    let mut key: Vec<_> = devices
+        .iter()
+        .map(|device| {
+            let info = device.info();
+            (info.id.uuid, format!("{} {}", info.id.backend, info.driver))
+        })
+        .collect();
+    key.sort();
+    key
+}

@@ -331,6 +331,12 @@ pub enum SubmitError {
         /// The queue's device.
         device: DeviceId,
     },
+    /// A kernel that runs in slices was put in a queue; start it as a resident.
+    #[error("kernel {kernel:?} runs in slices and cannot be queued")]
+    Sliced {
+        /// The kernel.
+        kernel: String,
+    },
     /// A signal would not raise its semaphore.
     #[error("a signal of {value} does not raise a semaphore at {current}")]
     NotIncreasing {
@@ -484,6 +490,20 @@ pub enum ResidentError {
     /// An operand cannot be used on this device.
     #[error(transparent)]
     Submit(#[from] SubmitError),
+    /// The kernel does not run in slices; say so in its contract if it does.
+    #[error("kernel {kernel:?} does not run in slices and cannot be resident")]
+    NotSliced {
+        /// The kernel.
+        kernel: String,
+    },
+    /// Something about this process or the device would make residents hang.
+    #[error("{device} runs no residents here: {reason}")]
+    Refused {
+        /// The device.
+        device: DeviceId,
+        /// What it is.
+        reason: String,
+    },
     /// More workgroups than the device keeps for residents.
     #[error("{wanted} resident workgroups were asked for; {device} has room for {free}")]
     OverBudget {
@@ -590,7 +610,10 @@ impl SubmitError {
     pub fn class(&self) -> ErrorClass {
         match self {
             Self::NoLink { .. } => ErrorClass::Unsupported,
-            Self::Foreign { .. } | Self::NotIncreasing { .. } | Self::Invalid { .. } => ErrorClass::Usage,
+            Self::Foreign { .. }
+            | Self::Sliced { .. }
+            | Self::NotIncreasing { .. }
+            | Self::Invalid { .. } => ErrorClass::Usage,
             Self::QueueFull { .. } => ErrorClass::Exhausted,
             Self::Failed(failure) => failure.class(),
             Self::Driver(_) => ErrorClass::Internal,
@@ -643,7 +666,8 @@ impl ResidentError {
             Self::Submit(error) => error.class(),
             Self::OverBudget { .. } | Self::NotResident { .. } => ErrorClass::Exhausted,
             Self::Unparkable { .. } => ErrorClass::Transient,
-            Self::WrongState { .. } => ErrorClass::Usage,
+            Self::WrongState { .. } | Self::NotSliced { .. } => ErrorClass::Usage,
+            Self::Refused { .. } => ErrorClass::Unsupported,
             Self::Failed(failure) => failure.class(),
             Self::Driver(_) => ErrorClass::Internal,
         }

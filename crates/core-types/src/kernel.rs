@@ -68,12 +68,23 @@ pub struct KernelContract {
     pub params: Vec<Param>,
     /// Threads (invocations) of one workgroup in each dimension: a CUDA block.
     pub workgroup_size: [u32; 3],
+    /// It runs in slices, as a resident and in no other way: some devices give such a kernel what it needs to
+    /// know when to return, in front of its parameters.
+    #[serde(default)]
+    pub resident: bool,
 }
 
 impl KernelContract {
     /// A kernel whose workgroup is a single thread.
     pub fn new(name: impl Into<String>, params: impl Into<Vec<Param>>) -> Self {
-        Self { name: name.into(), params: params.into(), workgroup_size: [1, 1, 1] }
+        Self { name: name.into(), params: params.into(), workgroup_size: [1, 1, 1], resident: false }
+    }
+
+    /// The same for a kernel that runs in slices, see [`crate::Residents`].
+    #[must_use]
+    pub fn resident(mut self) -> Self {
+        self.resident = true;
+        self
     }
 
     /// The same with another workgroup size.

@@ -211,6 +211,10 @@ impl HostImport for HostDevice {
 
 impl Residents for HostDevice {
     fn launch(&self, desc: &ResidentDesc<'_>) -> Result<Arc<dyn Resident>, ResidentError> {
+        let contract = desc.launch.kernel().contract();
+        if !contract.resident {
+            return Err(ResidentError::NotSliced { kernel: contract.name.clone() });
+        }
         check_launch(self.id(), &self.links, &desc.launch)?;
         let handle = self
             .this

@@ -363,6 +363,9 @@ fn check_op(device: DeviceId, links: &LinkTable, op: &Op<'_>) -> Result<(), Subm
             check_view(device, links, copy.dst(), Access::Write)
         }
         Op::Fill(fill) => check_view(device, links, fill.dst(), Access::Write),
+        Op::Launch(launch) if launch.kernel().contract().resident => {
+            Err(SubmitError::Sliced { kernel: launch.kernel().contract().name.clone() })
+        }
         Op::Launch(launch) => check_launch(device, links, launch),
         _ => Ok(()),
     }

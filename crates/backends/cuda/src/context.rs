@@ -1,7 +1,7 @@
 //! One device's primary context: the one that cudarc, candle, burn and the CUDA runtime share.
 
 use std::{
-    ptr,
+    fmt, ptr,
     sync::{
         Arc, OnceLock,
         mpsc::{self, Sender},
@@ -21,7 +21,6 @@ use crate::{
 type Job = Box<dyn FnOnce() + Send>;
 
 /// A retained primary context.
-#[derive(Debug)]
 pub(crate) struct Context {
     pub(crate) driver: Arc<Driver>,
     pub(crate) device: DeviceId,
@@ -92,6 +91,12 @@ impl Context {
         }
         let lost = Failure::DeviceLost { device: self.device, reason: source.to_string() };
         Arc::clone(self.failure.get_or_init(|| Arc::new(lost)))
+    }
+}
+
+impl fmt::Debug for Context {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Context({})", self.device)
     }
 }
 

@@ -1,8 +1,11 @@
 //! A CUDA device: the seam over a context, an arena and the backend's shared parts.
 
-use std::sync::{
-    Arc, Mutex, PoisonError, Weak,
-    atomic::{AtomicU32, Ordering},
+use std::{
+    fmt,
+    sync::{
+        Arc, Mutex, PoisonError, Weak,
+        atomic::{AtomicU32, Ordering},
+    },
 };
 
 use cudarc::driver::sys::CUdevice;
@@ -58,7 +61,6 @@ impl Facts {
 }
 
 /// An open CUDA device.
-#[derive(Debug)]
 pub(crate) struct CudaDevice {
     facts: Facts,
     features: Features,
@@ -234,6 +236,15 @@ impl Residents for CudaDevice {
 
     fn budget(&self) -> ResidentBudget {
         self.budget.report()
+    }
+}
+
+impl fmt::Debug for CudaDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CudaDevice")
+            .field("id", &self.id())
+            .field("failure", &self.context.failure())
+            .finish_non_exhaustive()
     }
 }
 

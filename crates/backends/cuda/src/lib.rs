@@ -54,7 +54,7 @@
 //!   Pinned memory that is given back is kept for reuse, since the driver would wait to free it.
 //! - A wait for work that is under way on any CUDA device of the backend becomes an event wait. Any other wait
 //!   holds the submission on the host.
-//! - A thread that waits asks the driver about the event itself, for two milliseconds; then it sleeps and one
+//! - A thread that waits asks the driver about the event itself, for ten milliseconds; then it sleeps and one
 //!   reactor thread does, which wakes futures too.
 //! - Calls that wait for resident kernels are all in one module, and ask the residents to hurry.
 //! - A fault of a kernel loses the device for the process, as the driver has it. Its failure is kept, and

@@ -8,6 +8,7 @@ use std::{
     any::Any,
     collections::BTreeMap,
     ffi::c_void,
+    fmt,
     ptr::{self, NonNull},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
@@ -42,7 +43,6 @@ const PAGE: u64 = 4096;
 const PINNED_FLAGS: u32 = 0x01 | 0x02;
 
 /// The memory of one device.
-#[derive(Debug)]
 pub(crate) struct Arena {
     context: Arc<Context>,
     pool: Handle<CUmemPoolHandle_st>,
@@ -270,6 +270,12 @@ impl Arena {
 
     fn pinned(&self) -> MutexGuard<'_, BTreeMap<u64, Vec<PinnedBlock>>> {
         self.pinned.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for Arena {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Arena({})", self.context.device)
     }
 }
 

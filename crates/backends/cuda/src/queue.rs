@@ -7,6 +7,7 @@
 use std::{
     any::Any,
     collections::VecDeque,
+    fmt,
     sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError},
     task::{Wake, Waker},
 };
@@ -37,7 +38,6 @@ const WINDOW: usize = 768;
 const SPARES: usize = 64;
 
 /// A queue's state and work, kept alive by whoever may still have to look after it.
-#[derive(Debug)]
 pub(crate) struct QueueCore {
     context: Arc<Context>,
     peers: Arc<PeerTable>,
@@ -440,6 +440,12 @@ impl QueueCore {
     fn lock(&self) -> MutexGuard<'_, State> {
         // Nothing of others runs under the lock but the driver.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for QueueCore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "QueueCore({} of {})", self.number, self.context.device)
     }
 }
 

@@ -16,7 +16,7 @@ use std::{
 
 use crate::queue::QueueCore;
 
-/// How long it looks without a pause after something happened while somebody waits.
+/// How long it looks without a pause after somebody began to wait, or after progress while somebody does.
 const ALERT: Duration = Duration::from_micros(100);
 
 /// The shortest and the longest pause between two looks while work is under way.
@@ -40,7 +40,9 @@ pub(crate) struct Reactor {
 #[derive(Debug, Default)]
 struct State {
     busy: Vec<Arc<QueueCore>>,
-    /// When somebody last did something that may have made a difference.
+    /// When work was last added or found finished.
+    moved: Option<Instant>,
+    /// When somebody last began to wait.
     stirred: Option<Instant>,
     /// The thread sleeps until it is notified.
     asleep: bool,
@@ -87,7 +89,7 @@ impl Reactor {
     pub(crate) fn add(&self, queue: Arc<QueueCore>) {
         let mut state = self.lock();
         state.busy.push(queue);
-        state.stirred = Some(Instant::now());
+        state.moved = Some(Instant::now());
         if state.asleep {
             self.changed.notify_all();
         }
@@ -116,7 +118,7 @@ impl Reactor {
             let mut state = self.lock();
             state.busy.retain(|queue| !queue.retire());
             if progress {
-                state.stirred = Some(Instant::now());
+                state.moved = Some(Instant::now());
             }
             if !state.busy.is_empty() {
                 idle = 0;
@@ -132,12 +134,15 @@ impl Reactor {
 
     /// Between two looks at work that is under way: the longer it takes, the less a pause matters.
     fn pause(&self, state: MutexGuard<'_, State>) {
-        let quiet = state.stirred.map_or(NAP.1 * 64, |stirred| stirred.elapsed());
-        if quiet < ALERT && self.waiting.load(Ordering::Relaxed) > 0 {
+        let since = |event: Option<Instant>| event.map_or(NAP.1 * 64, |event| event.elapsed());
+        let (moved, stirred) = (since(state.moved), since(state.stirred));
+        // Relaxed: a hint.
+        let awaited = self.waiting.load(Ordering::Relaxed) > 0;
+        if stirred < ALERT || (awaited && moved < ALERT) {
             drop(state);
             return thread::yield_now();
         }
-        let nap = (quiet / 64).clamp(NAP.0, NAP.1);
+        let nap = (moved.min(stirred) / 64).clamp(NAP.0, NAP.1);
         drop(self.changed.wait_timeout(state, nap));
     }
 

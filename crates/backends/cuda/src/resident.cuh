@@ -58,13 +58,20 @@ __device__ __forceinline__ unsigned int ww_block_index() {
     return blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z);
 }
 
+__device__ __forceinline__ ww_orders ww_read_orders(unsigned long long from) {
+    ww_orders orders;
+    asm volatile("ld.volatile.global.v2.u64 {%0, %1}, [%2];"
+                 : "=l"(orders.leave), "=l"(orders.hurry) : "l"(from) : "memory");
+    return orders;
+}
+
 // Begins a slice; false if this block said before that it is done for good.
 __device__ __forceinline__ bool ww_begin(const ww_slice& slice, ww_turn& turn) {
     const unsigned int block = ww_block_index();
     turn.began = ww_now();
-    turn.looked = 0;
-    turn.orders.leave = 0;
-    turn.orders.hurry = 0;
+    turn.looked = turn.began;
+    // A slice that was queued behind one that was told to leave learns it here, without a trip to the host.
+    turn.orders = ww_read_orders(slice.mirror);
     volatile ww_block* mine = reinterpret_cast<volatile ww_block*>(slice.blocks) + block;
     mine->entered = slice.number + 1;
     return reinterpret_cast<volatile unsigned int*>(slice.done)[block] == 0;
@@ -75,11 +82,8 @@ __device__ __forceinline__ bool ww_should_yield(const ww_slice& slice, ww_turn& 
     const unsigned long long now = ww_now();
     const bool first = ww_block_index() == 0;
     // Polling host memory costs a trip over PCIe, and many blocks that do it slow down every fence.
-    if (now - turn.looked >= (first ? 2000 : 500)) {
-        const unsigned long long from = first ? slice.orders : slice.mirror;
-        ww_orders seen;
-        asm volatile("ld.volatile.global.v2.u64 {%0, %1}, [%2];"
-                     : "=l"(seen.leave), "=l"(seen.hurry) : "l"(from) : "memory");
+    if (now - turn.looked >= (first ? 1000 : 500) && slice.number >= turn.orders.leave) {
+        const ww_orders seen = ww_read_orders(first ? slice.orders : slice.mirror);
         if (first && (seen.leave != turn.orders.leave || seen.hurry != turn.orders.hurry)) {
             asm volatile("st.volatile.global.v2.u64 [%0], {%1, %2};"
                          :: "l"(slice.mirror), "l"(seen.leave), "l"(seen.hurry) : "memory");

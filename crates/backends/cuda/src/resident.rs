@@ -8,7 +8,7 @@ use std::{
     collections::VecDeque,
     env,
     ffi::{OsStr, OsString},
-    hint, ptr,
+    fmt, hint, ptr,
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering},
@@ -40,6 +40,9 @@ const RESTLESS: Duration = Duration::from_micros(300);
 
 /// The longest the feeder sleeps while slices run.
 const LONGEST_NAP: Duration = Duration::from_micros(500);
+
+/// A parked resident's feeder stays awake for this long: parks are often short.
+const ALERT: Duration = Duration::from_millis(2);
 
 /// A thread that waits for a resident keeps its core for this long, then naps in between.
 const SPIN: Duration = Duration::from_millis(1);
@@ -100,7 +103,6 @@ enum Order {
 }
 
 /// A resident's slices and what they were told.
-#[derive(Debug)]
 pub(crate) struct ResidentCore {
     context: Arc<Context>,
     stream: Stream,
@@ -110,17 +112,34 @@ pub(crate) struct ResidentCore {
     control: Control,
     /// The current [`Order`].
     order: AtomicU8,
-    /// Slices that were given a number, and those of them that are in `queued` or will never be.
+    /// Slices that were given a number, and those of them that are in `line` or will never be.
     issued: AtomicU64,
     settled: AtomicU64,
     /// Held by whoever launches slices, driver calls included; never by who gives orders.
     launching: Mutex<()>,
-    /// The ends of the slices in the stream.
-    queued: Mutex<VecDeque<Arc<Event>>>,
+    line: Mutex<Line>,
+    /// The number of the last slice that was launched, plus 1.
+    launched: AtomicU64,
     ended: AtomicU64,
     failure: OnceLock<Arc<Failure>>,
     feeder: OnceLock<Thread>,
     seats: Mutex<Option<Seats>>,
+}
+
+/// The slices in the stream, and events that earlier ones no longer need.
+#[derive(Debug, Default)]
+struct Line {
+    slices: VecDeque<Queued>,
+    spare: Vec<Event>,
+}
+
+/// A slice in the stream.
+#[derive(Debug)]
+struct Queued {
+    number: u64,
+    /// It lasts as long, unless it is told to hurry or to leave.
+    longest: Duration,
+    end: Event,
 }
 
 impl ResidentCore {
@@ -145,7 +164,8 @@ impl ResidentCore {
             issued: AtomicU64::new(0),
             settled: AtomicU64::new(0),
             launching: Mutex::default(),
-            queued: Mutex::default(),
+            line: Mutex::default(),
+            launched: AtomicU64::new(0),
             ended: AtomicU64::new(0),
             failure: OnceLock::new(),
             feeder: OnceLock::new(),
@@ -161,13 +181,13 @@ impl ResidentCore {
                 ResidentError::Refused { device: context.device, reason }
             })?;
         let _first = core.feeder.set(feeder.thread().clone());
-        core.top_up();
+        core.top_up(1);
         core.check_in(Deadline::within(desc.check_in))?;
         Ok(core)
     }
 
     fn check_in(&self, deadline: Deadline) -> Result<(), ResidentError> {
-        let started = || self.control.count(header::ENTERED);
+        let started = || self.control.count(header::ENTERED, 1);
         if wait_until(deadline, || started() == self.workgroups || self.failure.get().is_some()) {
             return self.failure().map_or(Ok(()), |failure| Err(ResidentError::Failed(failure)));
         }
@@ -178,18 +198,18 @@ impl ResidentCore {
 
     /// Keeps slices in the stream until the resident is over, then gives its budget back.
     fn feed(self: Arc<Self>) {
+        let mut rested = Instant::now();
         loop {
             let outside = self.is_outside();
             match self.order() {
                 _ if self.failure.get().is_some() => break,
                 Order::Stop if outside => break,
-                Order::Run if self.is_finished() => {
-                    if outside {
-                        break;
-                    }
+                Order::Run if outside && self.is_finished() => break,
+                Order::Run => {
+                    self.top_up(DEPTH);
+                    rested = Instant::now();
                 }
-                Order::Run => self.top_up(),
-                Order::Park if outside => {
+                Order::Park if outside && rested.elapsed() > ALERT => {
                     thread::park();
                     continue;
                 }
@@ -206,44 +226,51 @@ impl ResidentCore {
     }
 
     fn nap(&self) {
-        let current = self.current_slice();
-        if current < RESTLESS {
-            return thread::yield_now();
+        match self.pace() {
+            Some(pace) if pace >= RESTLESS => thread::park_timeout((pace / 4).min(LONGEST_NAP)),
+            _ => thread::yield_now(),
         }
-        thread::park_timeout((current / 4).min(LONGEST_NAP));
     }
 
-    /// How long a slice that is launched now lasts at most.
-    fn current_slice(&self) -> Duration {
-        if self.context.cold.is_awaited() { self.slice.shortest } else { self.slice.longest }
+    /// How long the shortest slice in the stream will last.
+    fn pace(&self) -> Option<Duration> {
+        let hurried = self.control.order(header::HURRY);
+        let lasts = |slice: &Queued| match slice.number < hurried {
+            true => self.slice.shortest.min(slice.longest),
+            false => slice.longest,
+        };
+        self.line().slices.iter().map(lasts).min()
     }
 
-    /// Launches slices until there are enough in the stream.
-    fn top_up(&self) {
+    /// Launches slices until there are `depth` in the stream.
+    fn top_up(&self, depth: usize) {
         let _one_at_a_time = self.launching.lock().unwrap_or_else(PoisonError::into_inner);
-        while self.order() == Order::Run && !self.is_finished() && self.queued().len() < DEPTH {
+        while self.order() == Order::Run && !self.is_finished() && self.line().slices.len() < depth {
             // SeqCst, with `give`: either it sees the order here, or the order's number covers this slice.
             let number = self.issued.fetch_add(1, Ordering::SeqCst);
             if self.order() == Order::Run {
                 match self.launch_slice(number) {
-                    Ok(end) => self.queued().push_back(end),
+                    Ok(slice) => self.line().slices.push_back(slice),
                     Err(failure) => {
                         // The number stays unsettled: it is not known whether the slice runs.
                         let _first = self.failure.set(failure);
                         return;
                     }
                 }
+                self.launched.store(number + 1, Ordering::SeqCst);
             }
             self.settled.store(number + 1, Ordering::SeqCst);
         }
     }
 
-    fn launch_slice(&self, number: u64) -> Result<Arc<Event>, Arc<Failure>> {
+    fn launch_slice(&self, number: u64) -> Result<Queued, Arc<Failure>> {
         let judge = |error| self.context.judge(error);
-        let end = Event::create(&self.context).map_err(judge)?;
-        let slice = self.control.slice(number, self.slice.shortest, self.current_slice());
-        let kernel = CudaKernel::of(&self.launch.kernel);
         let _current = self.context.enter().map_err(judge)?;
+        let spare = self.line().spare.pop();
+        let end = spare.map_or_else(|| Event::create(&self.context), Ok).map_err(judge)?;
+        let longest = if self.context.cold.is_awaited() { self.slice.shortest } else { self.slice.longest };
+        let slice = self.control.slice(number, self.slice.shortest, longest);
+        let kernel = CudaKernel::of(&self.launch.kernel);
         let first = Some(ptr::from_ref(&slice).cast());
         let args = Args::Owned(&self.launch.args);
         let launched = kernel.ok_or(None).and_then(|kernel| {
@@ -255,15 +282,15 @@ impl ResidentCore {
             None => Arc::new(Failure::Cancelled),
         })?;
         end.record(&self.stream).map_err(judge)?;
-        Ok(Arc::new(end))
+        Ok(Queued { number, longest, end })
     }
 
     /// Takes note of slices that ended; whether none is in the stream or on its way there.
     fn is_outside(&self) -> bool {
-        let settled = self.settled.load(Ordering::SeqCst) == self.issued.load(Ordering::SeqCst);
-        let mut queued = self.queued();
-        match self.retire(&mut queued) {
-            Ok(()) => settled && queued.is_empty(),
+        let settled = self.is_settled();
+        let mut line = self.line();
+        match self.retire(&mut line) {
+            Ok(()) => settled && line.slices.is_empty(),
             Err(error) => {
                 let _first = self.failure.set(self.context.judge(error));
                 false
@@ -271,19 +298,30 @@ impl ResidentCore {
         }
     }
 
-    fn retire(&self, queued: &mut VecDeque<Arc<Event>>) -> Result<(), DriverError> {
-        if queued.is_empty() {
+    fn retire(&self, line: &mut Line) -> Result<(), DriverError> {
+        if line.slices.is_empty() {
             return Ok(());
         }
         let _current = self.context.enter()?;
-        while let Some(end) = queued.front()
-            && end.is_done()?
+        while let Some(first) = line.slices.front()
+            && first.end.is_done()?
         {
-            queued.pop_front();
+            line.spare.extend(line.slices.pop_front().map(|slice| slice.end));
             // Relaxed: a figure for reports.
             self.ended.fetch_add(u64::from(self.workgroups), Ordering::Relaxed);
         }
         Ok(())
+    }
+
+    /// Whether every slice that was given a number is in the line or will never be.
+    fn is_settled(&self) -> bool {
+        self.settled.load(Ordering::SeqCst) == self.issued.load(Ordering::SeqCst)
+    }
+
+    /// Whether the workgroups say that they left the last slice: a hint that costs no call of the driver.
+    fn has_left(&self) -> bool {
+        self.is_settled()
+            && self.control.count(header::LEFT, self.launched.load(Ordering::SeqCst)) == self.workgroups
     }
 
     /// Asks the slices in the stream to end after the shortest time: somebody waits for the device.
@@ -323,15 +361,24 @@ impl ResidentCore {
         self.wait_outside(deadline)
     }
 
-    /// The first slices are launched here, since waking the feeder takes longer than that.
+    /// The first slice is launched here, since waking the feeder takes longer than that.
     fn run_again(&self) {
         self.order.store(Order::Run as u8, Ordering::SeqCst);
-        self.top_up();
+        self.top_up(1);
         self.wake_feeder();
     }
 
     fn wait_outside(&self, deadline: Deadline) -> Result<(), ResidentError> {
-        if wait_until(deadline, || self.is_outside() || self.failure.get().is_some()) {
+        let mut looks = 0_u32;
+        let is_over = || {
+            looks += 1;
+            // The driver has the last word, and is asked now and then in case the device is lost.
+            if (self.has_left() || looks.is_multiple_of(64)) && self.is_outside() {
+                return true;
+            }
+            self.failure.get().is_some()
+        };
+        if wait_until(deadline, is_over) {
             return self.failure().map_or(Ok(()), |failure| Err(ResidentError::Failed(failure)));
         }
         let workgroup = self.control.first_inside().unwrap_or(0);
@@ -361,7 +408,7 @@ impl ResidentCore {
     }
 
     fn is_finished(&self) -> bool {
-        self.control.count(header::FINISHED) == self.workgroups
+        self.control.count(header::FINISHED, 1) == self.workgroups
     }
 
     fn failure(&self) -> Option<Arc<Failure>> {
@@ -376,12 +423,24 @@ impl ResidentCore {
         }
     }
 
-    fn queued(&self) -> MutexGuard<'_, VecDeque<Arc<Event>>> {
-        self.queued.lock().unwrap_or_else(PoisonError::into_inner)
+    fn line(&self) -> MutexGuard<'_, Line> {
+        self.line.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn name(&self) -> String {
         self.launch.kernel.contract().name.clone()
+    }
+}
+
+impl fmt::Debug for ResidentCore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Resident")
+            .field("device", &self.context.device)
+            .field("kernel", &self.launch.kernel.contract().name)
+            .field("workgroups", &self.workgroups)
+            .field("order", &self.order())
+            .field("failure", &self.failure.get())
+            .finish_non_exhaustive()
     }
 }
 
@@ -426,10 +485,15 @@ impl Control {
         }
     }
 
-    /// How many workgroups have something in this word.
-    fn count(&self, word: usize) -> u32 {
-        let set = |&workgroup: &u32| self.of_block(workgroup, word) != 0;
-        u32::try_from((0..self.workgroups).filter(set).count()).unwrap_or(u32::MAX)
+    fn order(&self, order: usize) -> u64 {
+        // Relaxed: a number that orders nothing.
+        self.word(order).map_or(0, |word| word.load(Ordering::Relaxed))
+    }
+
+    /// How many workgroups have at least `least` in this word.
+    fn count(&self, word: usize, least: u64) -> u32 {
+        let reached = |&workgroup: &u32| self.of_block(workgroup, word) >= least;
+        u32::try_from((0..self.workgroups).filter(reached).count()).unwrap_or(u32::MAX)
     }
 
     fn first_inside(&self) -> Option<u32> {

@@ -18,7 +18,7 @@ use warpweft_core_types::{
 use crate::{queue::QueueCore, reactor::Reactor, stream::Event};
 
 /// A waiting thread looks by itself for this long, then leaves it to the reactor and sleeps.
-const LOOK: Duration = Duration::from_millis(2);
+const LOOK: Duration = Duration::from_millis(10);
 
 /// Within that time it keeps its core to itself for this long.
 const SPIN: Duration = Duration::from_micros(100);

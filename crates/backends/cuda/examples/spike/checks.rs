@@ -12,7 +12,7 @@ use warpweft_core_types::{
     FillRegion, ForeignCode, HostFunction, KernelCode, KernelContract, Launch, LoadError, Op, OpenError,
     Param, QueueDesc, ResidentDesc, ResidentError, SemaphorePoint, Submission, SubmitError, WaitError,
 };
-use warpweft_cuda::Compiler;
+use warpweft_cuda::{Compiler, CudaBackend};
 use warpweft_host::HostBackend;
 
 use crate::{
@@ -48,12 +48,30 @@ const CHECKS: &[Check] = &[
     ("a kernel on peer memory", peer_kernel),
     ("a chain over two devices", chain_of_devices),
     ("wrong residents are refused", refused_residents),
+    ("a resident that cannot begin is stopped", not_resident),
     ("an unparkable resident is named", unparkable),
     ("a resident that is done ends by itself", finished),
 ];
 
 pub(crate) fn run(rig: &Rig) -> usize {
     CHECKS.iter().filter(|check| !passes(rig, check)).count()
+}
+
+/// What becomes of another device that this process uses without peer access.
+pub(crate) fn fault_apart() -> Result<usize> {
+    let backend = CudaBackend::new()?;
+    let bench = Bench::open(backend.open(0, Features::empty())?)?;
+    let apart = raw::Raw::open(1, bench.device.info().compute_capability.context("capability")?)?;
+    let kernel = apart.kernel("nothing")?;
+    let (fault, word) = (bench.kernel("fault")?, bench.allocate(BufferDesc::device(4))?);
+    let args = [Arg::Buffer(&word)];
+    let result = bench.run(&[Op::Launch(Launch::new(&fault, [1, 1, 1], &args)?)]);
+    ensure!(result.is_err() && bench.device.failure().is_some());
+    let after = apart.make_current().and_then(|()| apart.launch(kernel)).and_then(|()| apart.synchronise());
+    let after = after.map_or_else(|error| format!("{error:#}"), |()| "works".to_owned());
+    say(&format!("a device without peer access: {after}"));
+    report(&json!({"device without peer access after the fault": after}));
+    Ok(0)
 }
 
 /// The device is lost afterwards, so this is a run of its own.
@@ -560,10 +578,29 @@ fn refused_residents(rig: &Rig) -> Result<()> {
     let wrong = family.launch(&many);
     ensure!(matches!(wrong, Err(ResidentError::OverBudget { .. })), "{wrong:?}");
 
-    let mut hasty = ResidentDesc::new(Launch::new(&sliced, [1, 1, 1], &args)?);
-    hasty.check_in = Duration::ZERO;
-    let wrong = family.launch(&hasty);
-    ensure!(matches!(wrong, Err(ResidentError::NotResident { wanted: 1, .. })), "{wrong:?}");
+    Ok(())
+}
+
+/// The device is full for 100 ms and more, so a resident cannot begin.
+fn not_resident(rig: &Rig) -> Result<()> {
+    let bench = rig.first();
+    let family = bench.device.residents().context("residents")?;
+    let (hold, brief) = (bench.kernel("hold")?, bench.kernel("brief")?);
+    let (held, word) = (bench.allocate(BufferDesc::device(4))?, bench.allocate(BufferDesc::device(4))?);
+    let ns = 60_000_000_u64.to_le_bytes();
+    let args = [Arg::Buffer(&held), Arg::Scalar(&ns)];
+    // 32 blocks fit on an SM.
+    let full = [64 * bench.device.info().multiprocessors, 1, 1];
+    let launch = Op::Launch(Launch::new(&hold, full, &args)?);
+    let done = bench.point()?;
+    bench.queue.submit(&Submission { waits: &[], ops: &[launch], signals: std::slice::from_ref(&done) })?;
+    std::thread::sleep(Duration::from_millis(5));
+    let args = [Arg::Buffer(&word)];
+    let mut desc = ResidentDesc::new(Launch::new(&brief, [1, 1, 1], &args)?);
+    desc.check_in = Duration::from_millis(20);
+    let result = family.launch(&desc);
+    ensure!(matches!(result, Err(ResidentError::NotResident { started: 0, wanted: 1, .. })), "{result:?}");
+    done.wait(LIMIT)?;
     eventually("the budget to come back", || Ok(family.budget().used == 0))
 }
 

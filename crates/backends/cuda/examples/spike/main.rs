@@ -1,6 +1,6 @@
 //! Proves the seam on real NVIDIA GPUs: checks bytes, then times it beside raw calls of the driver.
 //!
-//! `spike compile` needs no GPU; `spike checks`, `timings`, `resident` and `fault` do. Results are lines of
+//! `spike compile` needs no GPU; `spike checks`, `timings`, `resident`, `fault` and `fault-apart` do. Results are lines of
 //! JSON on the standard output.
 
 mod alloc;
@@ -48,8 +48,10 @@ fn main() -> ExitCode {
 }
 
 fn run(part: &str) -> Result<usize> {
-    if part == "compile" {
-        return compile();
+    match part {
+        "compile" => return compile(),
+        "fault-apart" => return checks::fault_apart(),
+        _ => {}
     }
     let rig = Rig::open()?;
     describe(&rig)?;
@@ -58,7 +60,7 @@ fn run(part: &str) -> Result<usize> {
         "timings" => timings::run(&rig).map(|()| 0),
         "resident" => resident::run(&rig),
         "fault" => Ok(checks::fault(&rig)),
-        _ => bail!("say compile, checks, timings, resident or fault"),
+        _ => bail!("say compile, checks, timings, resident, fault or fault-apart"),
     }
 }
 

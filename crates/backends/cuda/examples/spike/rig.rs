@@ -33,12 +33,9 @@ pub(crate) struct Bench {
 impl Rig {
     pub(crate) fn open() -> Result<Self> {
         let backend = CudaBackend::new()?;
-        let devices = (0..).zip(backend.devices()?).map(|(ordinal, _)| {
-            let device = backend.open(ordinal, Features::RESIDENT_KERNELS)?;
-            let kernels = Kernels::load(device.as_ref())?;
-            let queue = device.create_queue(&QueueDesc::default())?;
-            Ok(Bench { device, kernels, queue })
-        });
+        let devices = (0..)
+            .zip(backend.devices()?)
+            .map(|(ordinal, _)| Bench::open(backend.open(ordinal, Features::RESIDENT_KERNELS)?));
         let devices = devices.collect::<Result<_>>()?;
         Ok(Self { backend, devices })
     }
@@ -55,6 +52,12 @@ impl Rig {
 }
 
 impl Bench {
+    pub(crate) fn open(device: Arc<dyn Device>) -> Result<Self> {
+        let kernels = Kernels::load(device.as_ref())?;
+        let queue = device.create_queue(&QueueDesc::default())?;
+        Ok(Self { device, kernels, queue })
+    }
+
     pub(crate) fn allocate(&self, desc: BufferDesc) -> Result<BufferView> {
         Ok(BufferView::whole(self.device.allocate(&desc)?))
     }

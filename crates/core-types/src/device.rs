@@ -32,7 +32,7 @@ pub trait Backend: fmt::Debug + Send + Sync {
 bitflags::bitflags! {
     /// What a device can do beyond the required core. Each flag stands for a family that is present as
     /// a whole.
-    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+    #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
     pub struct Features: u32 {
         /// Allocates [`crate::MemoryKind::HostVisible`] buffers.
         const HOST_VISIBLE_MEMORY = 1 << 0;
@@ -114,7 +114,7 @@ pub struct Limits {
     pub workgroup_threads: u32,
     /// Workgroups of a launch, in each dimension.
     pub workgroups: [u32; 3],
-    /// Bytes of one scalar argument.
+    /// Bytes of all scalar arguments of a kernel together.
     pub scalar_bytes: u32,
     /// Every buffer starts at a multiple of this many bytes.
     pub buffer_alignment: u64,
@@ -222,7 +222,8 @@ pub trait Links: fmt::Debug + Send + Sync {
     /// The links that start or end at this device.
     fn facts(&self) -> Vec<LinkFact>;
 
-    /// Bytes counted so far on the links that start at this device; empty where nothing counts.
+    /// Bytes counted so far on the links that start at this device or bring host memory to it; empty where
+    /// nothing counts.
     fn traffic(&self) -> Vec<LinkTraffic>;
 }
 

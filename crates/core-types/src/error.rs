@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use crate::{Access, Bytes, CodeFormat, DeviceId, Features, MemoryKind, SubmissionId};
+use crate::{Access, Bytes, CodeFormat, DeviceId, Features, MemoryKind, QueueId, SubmissionId, WorkId};
 
 /// How to react to an error; policy matches on this and never on the text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -209,6 +209,14 @@ pub enum LoadError {
         /// The loader's words.
         reason: String,
     },
+    /// A dynamic library has no such function.
+    #[error("library {path} has no function {symbol:?}")]
+    MissingSymbol {
+        /// The file.
+        path: String,
+        /// The kernel's name.
+        symbol: String,
+    },
     /// The code has no such kernel.
     #[error("there is no kernel {name:?}; the module has {available:?}")]
     NoSuchKernel {
@@ -346,12 +354,10 @@ pub enum SubmitError {
         current: u64,
     },
     /// The queue holds as much as it was made for.
-    #[error("queue {queue} of {device} holds {capacity} submissions and takes no more now")]
+    #[error("{queue} holds {capacity} submissions and takes no more now")]
     QueueFull {
-        /// The device.
-        device: DeviceId,
-        /// The queue's number.
-        queue: u32,
+        /// The queue.
+        queue: QueueId,
         /// What it holds at most.
         capacity: usize,
     },
@@ -374,35 +380,29 @@ pub enum SubmitError {
 #[non_exhaustive]
 pub enum Failure {
     /// A kernel that is a Rust function panicked.
-    #[error("kernel {kernel:?} panicked on {device} in {submission}: {message}")]
+    #[error("kernel {kernel:?} panicked in {work}: {message}")]
     KernelPanicked {
-        /// Where.
-        device: DeviceId,
-        /// Which submission.
-        submission: SubmissionId,
+        /// In which work.
+        work: WorkId,
         /// Which kernel.
         kernel: String,
         /// The panic's message.
         message: String,
     },
     /// A kernel reported failure by its own code.
-    #[error("kernel {kernel:?} failed on {device} in {submission} with code {code}")]
+    #[error("kernel {kernel:?} failed in {work} with code {code}")]
     KernelFailed {
-        /// Where.
-        device: DeviceId,
-        /// Which submission.
-        submission: SubmissionId,
+        /// In which work.
+        work: WorkId,
         /// Which kernel.
         kernel: String,
         /// What it returned.
         code: i32,
     },
     /// A copy or fill could not be carried out.
-    #[error("{what} failed on {device} in {submission}: {reason}")]
+    #[error("{what} failed in {submission}: {reason}")]
     OperationFailed {
-        /// Where.
-        device: DeviceId,
-        /// Which submission.
+        /// In which submission.
         submission: SubmissionId,
         /// `copy`, `fill` or `launch`.
         what: &'static str,
@@ -550,6 +550,15 @@ pub enum ResidentError {
     Driver(#[source] DriverError),
 }
 
+impl From<SignalError> for SubmitError {
+    fn from(error: SignalError) -> Self {
+        match error {
+            SignalError::NotIncreasing { value, current } => Self::NotIncreasing { value, current },
+            SignalError::Failed(failure) => Self::Failed(failure),
+        }
+    }
+}
+
 impl OpenError {
     /// How to react.
     pub fn class(&self) -> ErrorClass {
@@ -590,6 +599,7 @@ impl LoadError {
             Self::UnsupportedFormat { .. } => ErrorClass::Unsupported,
             Self::Rejected { .. }
             | Self::Library { .. }
+            | Self::MissingSymbol { .. }
             | Self::NoSuchKernel { .. }
             | Self::DuplicateKernel { .. } => ErrorClass::Usage,
             Self::Failed(failure) => failure.class(),

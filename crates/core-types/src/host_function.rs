@@ -2,6 +2,8 @@
 
 use std::{ffi::c_void, fmt, marker::PhantomData, sync::Arc};
 
+use crate::Access;
+
 /// What a resident kernel says when it returns to its executor.
 ///
 /// Other kernels return nothing, which counts as [`Progress::Busy`].
@@ -47,16 +49,44 @@ impl fmt::Debug for HostFunction {
 }
 
 /// The version of [`RawWorkgroup`]'s layout; a library kernel refuses others with a negative code.
-pub const WORKGROUP_ABI: u32 = 1;
+pub const WORKGROUP_ABI: u32 = 2;
+
+/// [`RawArgument::access`] of a value.
+const SCALAR: u32 = 0;
+/// [`RawArgument::access`] of a buffer that is only read.
+const READ: u32 = 1;
+/// [`RawArgument::access`] of a buffer that is only written.
+const WRITE: u32 = 2;
+/// [`RawArgument::access`] of a buffer that is read and written.
+const READ_WRITE: u32 = 3;
 
 /// One argument as a library kernel sees it: a buffer's first byte, or a value's.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub struct RawArgument {
+    /// 0 for a value; for a buffer what the contract lets the kernel do: 1 read, 2 write, 3 both.
+    pub access: u32,
     /// First byte.
     pub data: *mut u8,
     /// Length in bytes.
     pub size: u64,
+}
+
+impl RawArgument {
+    /// A value of `size` bytes at `data`.
+    pub const fn scalar(data: *mut u8, size: u64) -> Self {
+        Self { access: SCALAR, data, size }
+    }
+
+    /// A buffer of `size` bytes at `data`.
+    pub const fn buffer(data: *mut u8, size: u64, access: Access) -> Self {
+        let access = match access {
+            Access::Read => READ,
+            Access::Write => WRITE,
+            Access::ReadWrite => READ_WRITE,
+        };
+        Self { access, data, size }
+    }
 }
 
 /// What a kernel in a dynamic library receives: `int32_t kernel(const RawWorkgroup *)`.
@@ -130,6 +160,7 @@ impl<'a> Workgroup<'a> {
     #[expect(unsafe_code, reason = "arguments are reached through a C pointer")]
     pub fn scalar<T: Element>(&self, index: usize) -> T {
         let argument = self.argument(index);
+        assert_eq!(argument.access, SCALAR, "argument {index} is a buffer");
         assert_eq!(argument.size, size_of::<T>() as u64, "size of scalar argument {index}");
         // SAFETY: the argument holds the bytes of one `T` (its size was compared just above), which the
         // executor owns and keeps unchanged while the kernel runs; any bit pattern is an `Element`.
@@ -144,11 +175,12 @@ impl<'a> Workgroup<'a> {
     /// [`crate::Failure::KernelPanicked`].
     pub fn slice<T: Element>(&self, index: usize) -> SharedSlice<'a, T> {
         let argument = self.argument(index);
+        assert_ne!(argument.access, SCALAR, "argument {index} is a value");
         let base = argument.data.cast::<T>();
         assert!(base.is_aligned(), "argument {index} is not aligned for its element type");
         // The size of memory in this address space fits a `usize`.
         let len = usize::try_from(argument.size).unwrap_or(usize::MAX) / size_of::<T>();
-        SharedSlice { base, len, lifetime: PhantomData }
+        SharedSlice { base, len, writable: argument.access != READ, lifetime: PhantomData }
     }
 
     #[expect(unsafe_code, reason = "arguments are reached through a C pointer")]
@@ -168,6 +200,7 @@ impl<'a> Workgroup<'a> {
 pub struct SharedSlice<'a, T> {
     base: *mut T,
     len: usize,
+    writable: bool,
     lifetime: PhantomData<&'a ()>,
 }
 
@@ -180,6 +213,11 @@ impl<'a, T: Element> SharedSlice<'a, T> {
     /// Whether there are none.
     pub const fn is_empty(&self) -> bool {
         self.len == 0
+    }
+
+    /// The first element's address, for foreign calls; dereferencing it is up to the caller.
+    pub const fn as_ptr(&self) -> *mut T {
+        self.base
     }
 
     /// The element at `index`.
@@ -195,8 +233,10 @@ impl<'a, T: Element> SharedSlice<'a, T> {
     ///
     /// # Panics
     ///
-    /// If `index` is out of bounds; the launch then fails with [`crate::Failure::KernelPanicked`].
+    /// If `index` is out of bounds or the contract says that the kernel only reads; the launch then fails
+    /// with [`crate::Failure::KernelPanicked`].
     pub fn set(&self, index: usize, value: T) {
+        assert!(self.writable, "the contract lets the kernel only read this argument");
         T::store(self.at(index), value);
     }
 
@@ -221,6 +261,7 @@ impl<'a, T: Element> SharedSlice<'a, T> {
     ///
     /// # Safety
     ///
+    /// - The contract lets the kernel write them.
     /// - Nothing else reads or writes these elements while the slice lives: no other workgroup,
     ///   operation or device, and no second slice made from this argument.
     #[expect(unsafe_code, reason = "the program, not the kernel, knows what else runs")]

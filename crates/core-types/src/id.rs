@@ -97,7 +97,7 @@ impl FromStr for PciAddress {
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let wrong = || ParseIdError { text: text.to_owned(), expected: "PCI address like 0000:1b:00.0" };
         let hex = |digits: &str, below: u32| {
-            let value = u32::from_str_radix(digits, 16).map_err(|_| wrong())?;
+            let value = hexadecimal(digits).ok_or_else(wrong)?;
             if value < below { Ok(value) } else { Err(wrong()) }
         };
         let narrow = |value: u32| u8::try_from(value).map_err(|_| wrong());
@@ -110,15 +110,18 @@ impl FromStr for PciAddress {
             return Err(wrong());
         }
         Ok(Self {
-            domain: domain
-                .map(|digits| u32::from_str_radix(digits, 16).map_err(|_| wrong()))
-                .transpose()?
-                .unwrap_or(0),
+            domain: domain.map(|digits| hexadecimal(digits).ok_or_else(wrong)).transpose()?.unwrap_or(0),
             bus: narrow(hex(bus, 256)?)?,
             device: narrow(hex(device, 32)?)?,
             function: narrow(hex(function, 8)?)?,
         })
     }
+}
+
+/// Digits alone: `from_str_radix` would take a sign too.
+fn hexadecimal(digits: &str) -> Option<u32> {
+    let plain = digits.bytes().all(|byte| byte.is_ascii_hexdigit());
+    if plain { u32::from_str_radix(digits, 16).ok() } else { None }
 }
 
 /// Serializes a type by its `Display` and `FromStr`.
@@ -167,18 +170,57 @@ impl fmt::Debug for DeviceId {
     }
 }
 
-/// One submission to one queue of a device.
+/// Names one queue for as long as its device lives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+pub struct QueueId {
+    /// The queue's device.
+    pub device: DeviceId,
+    /// Position among the queues that were made on the device, from 0.
+    pub number: u32,
+}
+
+impl fmt::Display for QueueId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "queue {} of {}", self.number, self.device)
+    }
+}
+
+/// One submission to one queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub struct SubmissionId {
-    /// The queue's number on its device.
-    pub queue: u32,
+    /// The queue.
+    pub queue: QueueId,
     /// Position among the queue's submissions, from 0.
     pub index: u64,
 }
 
 impl fmt::Display for SubmissionId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "submission {} of queue {}", self.index, self.queue)
+        write!(f, "submission {} of {}", self.index, self.queue)
+    }
+}
+
+/// The piece of work that an error is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum WorkId {
+    /// A submission to a queue.
+    Submission(SubmissionId),
+    /// A workgroup of a resident kernel.
+    Resident {
+        /// The resident's device.
+        device: DeviceId,
+        /// The workgroup's position in its grid, counted along x, then y, then z.
+        workgroup: u32,
+    },
+}
+
+impl fmt::Display for WorkId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Submission(submission) => submission.fmt(f),
+            Self::Resident { device, workgroup } => write!(f, "workgroup {workgroup} resident on {device}"),
+        }
     }
 }
 

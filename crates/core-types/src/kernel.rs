@@ -4,7 +4,7 @@ use std::{any::Any, fmt, path::PathBuf, sync::Arc};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Access, BufferView, DeviceId, HostFunction, LaunchError, LoadError};
+use crate::{Access, BufferView, DeviceId, HostFunction, LaunchError, Limits, LoadError};
 
 /// What a kernel expects for one argument.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -16,7 +16,7 @@ pub enum Param {
         access: Access,
         /// The fewest bytes it needs.
         min_size: u64,
-        /// The offset in its buffer must be a multiple of this; a power of two, 1 for any.
+        /// Its first byte must lie at a multiple of this: a power of two, 1 for any place.
         alignment: u64,
     },
     /// A value of this many bytes, passed inline.
@@ -30,6 +30,15 @@ impl Param {
     /// A buffer that the kernel only reads.
     pub const fn read(min_size: u64) -> Self {
         Self::Buffer { access: Access::Read, min_size, alignment: 1 }
+    }
+
+    /// The same with another alignment, a power of two; a scalar stays as it is.
+    #[must_use]
+    pub const fn aligned(self, alignment: u64) -> Self {
+        match self {
+            Self::Buffer { access, min_size, .. } => Self::Buffer { access, min_size, alignment },
+            Self::Scalar { .. } => self,
+        }
     }
 
     /// A buffer that the kernel only writes.
@@ -72,12 +81,22 @@ pub struct KernelContract {
     /// know when to return, in front of its parameters.
     #[serde(default)]
     pub resident: bool,
+    /// Each of its workgroups ends within 20 microseconds, whatever its arguments: a thread that waits for it
+    /// may run it itself.
+    #[serde(default)]
+    pub brief: bool,
 }
 
 impl KernelContract {
     /// A kernel whose workgroup is a single thread.
     pub fn new(name: impl Into<String>, params: impl Into<Vec<Param>>) -> Self {
-        Self { name: name.into(), params: params.into(), workgroup_size: [1, 1, 1], resident: false }
+        Self {
+            name: name.into(),
+            params: params.into(),
+            workgroup_size: [1, 1, 1],
+            resident: false,
+            brief: false,
+        }
     }
 
     /// The same for a kernel that runs in slices, see [`crate::Residents`].
@@ -87,11 +106,53 @@ impl KernelContract {
         self
     }
 
+    /// The same for a kernel whose workgroups end within 20 microseconds, whatever their arguments.
+    #[must_use]
+    pub fn brief(mut self) -> Self {
+        self.brief = true;
+        self
+    }
+
     /// The same with another workgroup size.
     #[must_use]
     pub fn with_workgroup_size(mut self, workgroup_size: [u32; 3]) -> Self {
         self.workgroup_size = workgroup_size;
         self
+    }
+
+    /// Whether a device with these limits can hold such a kernel; backends ask before they load it.
+    ///
+    /// # Errors
+    ///
+    /// [`LoadError::Rejected`] naming the kernel and the limit.
+    pub fn check(&self, limits: &Limits) -> Result<(), LoadError> {
+        let refuse =
+            |what: String| Err(LoadError::Rejected { log: format!("kernel {:?} {what}", self.name) });
+        let threads: u64 = self.workgroup_size.iter().map(|&n| u64::from(n)).product();
+        let most = limits.workgroup_threads;
+        if threads == 0 || threads > u64::from(most) {
+            return refuse(format!("has workgroups of {threads} threads, from 1 to {most} fit"));
+        }
+        let mut scalar_bytes = 0_u64;
+        for param in &self.params {
+            match *param {
+                Param::Scalar { size } => scalar_bytes += u64::from(size),
+                Param::Buffer { alignment, .. } if !alignment.is_power_of_two() => {
+                    return refuse(format!("asks for an alignment of {alignment}, which is no power of two"));
+                }
+                Param::Buffer { alignment, .. } if alignment > limits.buffer_alignment => {
+                    let granted = limits.buffer_alignment;
+                    return refuse(format!(
+                        "asks for an alignment of {alignment}, buffers here have {granted}"
+                    ));
+                }
+                Param::Buffer { .. } => {}
+            }
+        }
+        if scalar_bytes > u64::from(limits.scalar_bytes) {
+            return refuse(format!("takes {scalar_bytes} bytes of scalars, {} fit", limits.scalar_bytes));
+        }
+        Ok(())
     }
 }
 
@@ -162,7 +223,7 @@ impl ForeignCode {
     }
 }
 
-/// Kernels in one or more forms. A device loads the first form it can run.
+/// Kernels in one or more forms, each of which holds all of them. A device loads the form it likes best.
 #[derive(Debug, Clone, Default)]
 pub struct KernelCode {
     contracts: Vec<KernelContract>,
@@ -219,6 +280,50 @@ impl KernelCode {
     /// The other forms, in the order they were added.
     pub fn foreign(&self) -> &[ForeignCode] {
         &self.foreign
+    }
+
+    /// Checks what every backend checks before it loads anything: that names differ, and that a device with
+    /// these limits can hold the kernels.
+    ///
+    /// # Errors
+    ///
+    /// [`LoadError::DuplicateKernel`] or [`LoadError::Rejected`].
+    pub fn check(&self, limits: &Limits) -> Result<(), LoadError> {
+        for (position, contract) in self.contracts.iter().enumerate() {
+            if self.contracts[..position].iter().any(|earlier| earlier.name == contract.name) {
+                return Err(LoadError::DuplicateKernel { name: contract.name.clone() });
+            }
+            contract.check(limits)?;
+        }
+        Ok(())
+    }
+
+    /// The form to load on a device that runs `formats`, preferred first. Every form must hold all kernels; a
+    /// set of Rust functions that lacks some is no form.
+    ///
+    /// # Errors
+    ///
+    /// [`LoadError::UnsupportedFormat`] for the first form there is, or [`LoadError::Rejected`] if there is none.
+    pub fn pick(&self, device: DeviceId, formats: &[CodeFormat]) -> Result<CodeFormat, LoadError> {
+        let has_all_functions = self
+            .contracts
+            .iter()
+            .all(|contract| self.functions.iter().any(|(name, _)| *name == contract.name));
+        let offered = |wanted: &CodeFormat| {
+            (*wanted != CodeFormat::HostFunction || has_all_functions)
+                && self.formats().any(|format| format == *wanted)
+        };
+        if let Some(&format) = formats.iter().find(|format| offered(format)) {
+            return Ok(format);
+        }
+        match self.formats().next() {
+            Some(CodeFormat::HostFunction) if !has_all_functions => {
+                let log = "the Rust functions do not cover every kernel that has a contract".to_owned();
+                Err(LoadError::Rejected { log })
+            }
+            Some(format) => Err(LoadError::UnsupportedFormat { device, format }),
+            None => Err(LoadError::Rejected { log: "there is no code in any form".to_owned() }),
+        }
     }
 
     /// The forms there are.

@@ -53,13 +53,13 @@ pub use host_function::{
     Element, HostFunction, InBounds, Progress, RawArgument, RawWorkgroup, SharedSlice, WORKGROUP_ABI,
     Workgroup,
 };
-pub use id::{DeviceId, DeviceUuid, ParseIdError, PciAddress, SubmissionId};
+pub use id::{DeviceId, DeviceUuid, ParseIdError, PciAddress, QueueId, SubmissionId, WorkId};
 pub use kernel::{Arg, CodeFormat, ForeignCode, Kernel, KernelCode, KernelContract, Launch, Module, Param};
 pub use link::{LinkClass, LinkEnd, LinkFact, LinkTraffic, PathClass, Provenance};
 pub use queue::{
     CopyRegion, FillRegion, Op, OwnedArg, OwnedLaunch, OwnedOp, OwnedSubmission, Queue, QueueDesc, Submission,
 };
 pub use resident::{Resident, ResidentBudget, ResidentDesc, ResidentState, Residents, SliceConfig};
-pub use semaphore::{Reached, Semaphore, SemaphorePoint};
+pub use semaphore::{Reached, Semaphore, SemaphorePoint, promise_all};
 pub use timeline::Timeline;
 pub use unit::{Bandwidth, Bytes};

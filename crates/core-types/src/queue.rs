@@ -5,7 +5,7 @@ use std::{any::Any, fmt, sync::Arc};
 use smallvec::SmallVec;
 
 use crate::{
-    Access, Arg, BufferView, DeviceId, Failure, Kernel, Launch, RangeError, SemaphorePoint, SubmissionId,
+    Access, Arg, BufferView, Failure, Kernel, Launch, QueueId, RangeError, SemaphorePoint, SubmissionId,
     SubmitError,
 };
 
@@ -30,8 +30,8 @@ impl Default for QueueDesc {
 /// A failed submission fails its signals, and the queue with it: what was behind fails the same way and
 /// the queue takes no more. The device goes on, unless its kind of failure loses the device.
 pub trait Queue: Any + fmt::Debug + Send + Sync {
-    /// The device it belongs to.
-    fn device(&self) -> DeviceId;
+    /// Its name in errors and traces, with the device it belongs to.
+    fn id(&self) -> QueueId;
 
     /// Takes work. Does not wait for any of it.
     ///
@@ -44,7 +44,7 @@ pub trait Queue: Any + fmt::Debug + Send + Sync {
     fn failure(&self) -> Option<Arc<Failure>>;
 }
 
-/// Work for a queue: wait for `waits`, do `ops` in order, raise `signals`.
+/// Work for a queue: wait for `waits`, do `ops` in order, raise `signals` in order.
 ///
 /// It borrows everything; [`OwnedSubmission::from`] makes a copy that can be kept.
 #[derive(Debug, Clone, Copy, Default)]

@@ -9,6 +9,8 @@ use std::{
     task::{Context, Poll, Waker},
 };
 
+use smallvec::SmallVec;
+
 use crate::{Deadline, DeviceId, Failure, SignalError, WaitError};
 
 /// A 64-bit number that only rises. Submissions wait for values and signal values; so can the host.
@@ -26,13 +28,18 @@ pub trait Semaphore: Any + fmt::Debug + Send + Sync {
     /// Why it will not rise any more, if it failed.
     fn failure(&self) -> Option<Arc<Failure>>;
 
-    /// Announces that a submission will signal `value`. Queues call this; programs do not.
+    /// Announces that a submission will signal `value`, and returns the value announced before. Queues call
+    /// this; programs do not.
     ///
     /// # Errors
     ///
     /// [`SignalError::NotIncreasing`] if that value was announced or reached before: signals are
     /// submitted in rising order.
-    fn promise(&self, value: u64) -> Result<(), SignalError>;
+    fn promise(&self, value: u64) -> Result<u64, SignalError>;
+
+    /// Takes back the promise of `value` after a submission was refused, unless a higher one was made since;
+    /// `before` is what [`Semaphore::promise`] returned.
+    fn retract(&self, value: u64, before: u64);
 
     /// Raises the value to `value` from the host.
     ///
@@ -54,6 +61,9 @@ pub trait Semaphore: Any + fmt::Debug + Send + Sync {
 
     /// Wakes `waker` once, when `value` is reached or the semaphore fails; at once if so already.
     fn wake_when(&self, value: u64, waker: Waker);
+
+    /// Forgets a waker that was registered for `value` and has not been woken.
+    fn forget(&self, value: u64, waker: &Waker);
 
     /// Whether `value` is reached; does not block.
     ///
@@ -117,7 +127,7 @@ impl IntoFuture for SemaphorePoint {
     type IntoFuture = Reached;
 
     fn into_future(self) -> Reached {
-        Reached { point: self }
+        Reached { point: self, registered: None }
     }
 }
 
@@ -125,20 +135,60 @@ impl IntoFuture for SemaphorePoint {
 #[derive(Debug)]
 pub struct Reached {
     point: SemaphorePoint,
+    registered: Option<Waker>,
 }
 
 impl Future for Reached {
     type Output = Result<(), Arc<Failure>>;
 
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         match self.point.poll() {
             Ok(true) => Poll::Ready(Ok(())),
             Err(failure) => Poll::Ready(Err(failure)),
             Ok(false) => {
-                // Registering wakes at once if the value was reached since the look above.
-                self.point.semaphore.wake_when(self.point.value, cx.waker().clone());
+                if !self.registered.as_ref().is_some_and(|known| known.will_wake(cx.waker())) {
+                    self.forget();
+                    self.registered = Some(cx.waker().clone());
+                    // Registering wakes at once if the value was reached since the look above.
+                    self.point.semaphore.wake_when(self.point.value, cx.waker().clone());
+                }
                 Poll::Pending
             }
         }
     }
+}
+
+impl Reached {
+    fn forget(&mut self) {
+        if let Some(waker) = self.registered.take() {
+            self.point.semaphore.forget(self.point.value, &waker);
+        }
+    }
+}
+
+impl Drop for Reached {
+    /// A future that is given up leaves nothing behind in the semaphore.
+    fn drop(&mut self) {
+        self.forget();
+    }
+}
+
+/// Promises several points, all of them or none. Queues call this when they take a submission.
+///
+/// # Errors
+///
+/// The first refusal; nothing is promised then.
+pub fn promise_all(points: &[SemaphorePoint]) -> Result<(), SignalError> {
+    let mut made: SmallVec<[(&SemaphorePoint, u64); 2]> = SmallVec::new();
+    for point in points {
+        match point.semaphore.promise(point.value) {
+            Ok(before) => made.push((point, before)),
+            Err(error) => {
+                // Backwards, so that two promises to one semaphore end at the first one's `before`.
+                made.iter().rev().for_each(|(point, before)| point.semaphore.retract(point.value, *before));
+                return Err(error);
+            }
+        }
+    }
+    Ok(())
 }

@@ -2,10 +2,11 @@
 //!
 //! Buffers are device memory: copy engines, kernels and other threads write them, and a program that
 //! forgets to order two operations must get unspecified bytes and nothing worse. So no reference to
-//! such memory is ever made. Bytes move by `memcpy` on raw pointers, whose compiled form is a plain
-//! library call that cannot be confused by bytes changing under it; std has no atomic `memcpy` yet
-//! (RFC 3301), and a loop of relaxed words was measured at 0.8 of `memcpy` from 64 MiB on
-//! (see `docs/design/seam.md`).
+//! such memory is ever made, and bytes move by `memcpy` on raw pointers. The functions here are never
+//! inlined: their callers see a call, so the compiler cannot read shared bytes a second time in place of
+//! the copy it made, and `memcpy` itself does not care what the bytes are. std has no atomic `memcpy` yet
+//! (RFC 3301), and a loop of relaxed words was measured at 0.84 of `memcpy` at 64 MiB (see
+//! `docs/design/seam.md`).
 
 use std::ptr::NonNull;
 
@@ -26,6 +27,7 @@ impl Span {
 
 /// Copies from shared memory into a slice of the same length.
 #[expect(unsafe_code, reason = "shared memory is only reachable through raw pointers")]
+#[inline(never)]
 pub(crate) fn read(from: Span, into: &mut [u8]) {
     assert_eq!(from.len, into.len(), "spans are made for the slice they meet");
     // SAFETY: `from` lies in a live allocation (`HostMapping::new`'s duty, checked by `Span::within`'s
@@ -35,6 +37,7 @@ pub(crate) fn read(from: Span, into: &mut [u8]) {
 
 /// Copies a slice into shared memory of the same length.
 #[expect(unsafe_code, reason = "shared memory is only reachable through raw pointers")]
+#[inline(never)]
 pub(crate) fn write(from: &[u8], to: Span) {
     assert_eq!(from.len(), to.len, "spans are made for the slice they meet");
     // SAFETY: `to` lies in a live allocation without Rust references (`HostMapping::new`'s duties),

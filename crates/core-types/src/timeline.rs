@@ -4,14 +4,15 @@ use std::{fmt, sync::Arc, task::Waker};
 
 use crate::{
     Deadline, Failure, SignalError, WaitError,
-    sync::{AtomicU64, AtomicUsize, Condvar, Mutex, MutexGuard, Ordering},
+    sync::{AtomicU64, AtomicUsize, Condvar, Mutex, MutexGuard, Ordering, fence},
 };
 
 /// A rising number that threads block on and wakers register with.
 ///
-/// Raising it costs one atomic while nobody waits. Whoever starts to wait first counts itself and then
-/// looks at the number; whoever raises it first stores the number and then looks at the count. Both
-/// pairs are sequentially consistent, so at least one of the two sees the other (checked by loom).
+/// Raising it costs one atomic and a fence while nobody waits. Whoever starts to wait first counts itself
+/// and then looks at the number; whoever raises it first stores the number and then looks at the count. A
+/// sequentially consistent fence stands between the two steps on either side, so at least one of the two
+/// sees the other (checked by loom).
 pub struct Timeline {
     reached: AtomicU64,
     promised: AtomicU64,
@@ -55,10 +56,24 @@ impl Timeline {
     /// # Errors
     ///
     /// [`SignalError::NotIncreasing`] if it was announced or reached before.
-    pub fn promise(&self, value: u64) -> Result<(), SignalError> {
+    pub fn promise(&self, value: u64) -> Result<u64, SignalError> {
         // Relaxed: the number orders nothing but itself.
         let before = self.promised.fetch_max(value, Ordering::Relaxed);
-        if before < value { Ok(()) } else { Err(SignalError::NotIncreasing { value, current: before }) }
+        if before < value { Ok(before) } else { Err(SignalError::NotIncreasing { value, current: before }) }
+    }
+
+    /// Takes a promise back. See [`crate::Semaphore::retract`].
+    pub fn retract(&self, value: u64, before: u64) {
+        // Fails where somebody promised more meanwhile, and then there is nothing to take back.
+        let _overtaken = self.promised.compare_exchange(value, before, Ordering::Relaxed, Ordering::Relaxed);
+    }
+
+    /// Forgets a waker. See [`crate::Semaphore::forget`].
+    pub fn forget(&self, value: u64, waker: &Waker) {
+        let mut state = self.lock();
+        let known = state.wakers.len();
+        state.wakers.retain(|(other, registered)| *other != value || !registered.will_wake(waker));
+        self.end_waiting(known - state.wakers.len());
     }
 
     /// Raises the value from the host. See [`crate::Semaphore::signal`].
@@ -77,9 +92,10 @@ impl Timeline {
 
     /// Raises the value to at least `value`, wakes who waited for it, and returns what it was before.
     pub fn raise(&self, value: u64) -> u64 {
-        // SeqCst: this store and the load of `waiting` below must not change places (see the type).
-        let before = self.reached.fetch_max(value, Ordering::SeqCst);
-        if self.waiting.load(Ordering::SeqCst) != 0 {
+        // Release: see `value`. The fence keeps the look at `waiting` behind the store (see the type).
+        let before = self.reached.fetch_max(value, Ordering::Release);
+        fence(Ordering::SeqCst);
+        if self.waiting.load(Ordering::Relaxed) != 0 {
             self.wake_reached();
         }
         before
@@ -90,7 +106,7 @@ impl Timeline {
         let mut state = self.lock();
         state.failure.get_or_insert(failure);
         let wakers = std::mem::take(&mut state.wakers);
-        self.waiting.fetch_sub(wakers.len(), Ordering::SeqCst);
+        self.end_waiting(wakers.len());
         drop(state);
         self.changed.notify_all();
         wakers.into_iter().for_each(|(_, waker)| waker.wake());
@@ -106,9 +122,9 @@ impl Timeline {
             return Ok(());
         }
         let state = self.lock();
-        self.waiting.fetch_add(1, Ordering::SeqCst);
+        self.begin_waiting();
         let result = self.wait_locked(state, value, deadline);
-        self.waiting.fetch_sub(1, Ordering::SeqCst);
+        self.end_waiting(1);
         result
     }
 
@@ -119,7 +135,7 @@ impl Timeline {
         deadline: Deadline,
     ) -> Result<(), WaitError> {
         loop {
-            let reached = self.reached.load(Ordering::SeqCst);
+            let reached = self.value();
             if reached >= value {
                 return Ok(());
             }
@@ -144,26 +160,37 @@ impl Timeline {
         if state.wakers.iter().any(|(other, known)| *other == value && known.will_wake(&waker)) {
             return;
         }
-        self.waiting.fetch_add(1, Ordering::SeqCst);
-        if state.failure.is_none() && self.reached.load(Ordering::SeqCst) < value {
+        self.begin_waiting();
+        if state.failure.is_none() && self.value() < value {
             state.wakers.push((value, waker));
             return;
         }
-        self.waiting.fetch_sub(1, Ordering::SeqCst);
+        self.end_waiting(1);
         drop(state);
         waker.wake();
     }
 
     fn wake_reached(&self) {
         let mut state = self.lock();
-        let reached = self.reached.load(Ordering::SeqCst);
+        let reached = self.value();
         let due: Vec<Waker> =
             state.wakers.extract_if(.., |(value, _)| *value <= reached).map(|(_, waker)| waker).collect();
-        self.waiting.fetch_sub(due.len(), Ordering::SeqCst);
+        self.end_waiting(due.len());
         drop(state);
         self.changed.notify_all();
         // Outside the lock: a waker may run code that comes back here.
         due.into_iter().for_each(Waker::wake);
+    }
+
+    fn begin_waiting(&self) {
+        // Relaxed: the fence orders it before the look at `reached` that follows (see the type).
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+    }
+
+    fn end_waiting(&self, count: usize) {
+        // Relaxed: too high a count costs a look and nothing else.
+        self.waiting.fetch_sub(count, Ordering::Relaxed);
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -218,6 +245,30 @@ mod tests {
         assert!(timeline.promise(2).is_err());
         assert!(timeline.promise(1).is_err());
         assert_eq!(timeline.value(), 0);
+    }
+
+    #[test]
+    fn a_retracted_promise_can_be_made_again_unless_overtaken() {
+        let timeline = Timeline::new(0);
+        let before = timeline.promise(2).unwrap();
+        timeline.retract(2, before);
+        let before = timeline.promise(1).unwrap();
+        timeline.promise(5).unwrap();
+        timeline.retract(1, before);
+        assert!(timeline.promise(5).is_err());
+    }
+
+    #[test]
+    fn a_forgotten_waker_is_gone() {
+        let timeline = Timeline::new(0);
+        let count = Arc::new(Count::default());
+        let waker = Waker::from(Arc::clone(&count));
+        timeline.wake_when(1, waker.clone());
+        timeline.wake_when(2, waker.clone());
+        timeline.forget(1, &waker);
+        assert_eq!(timeline.lock().wakers.len(), 1);
+        timeline.raise(2);
+        assert_eq!(count.get(), 1);
     }
 
     #[test]

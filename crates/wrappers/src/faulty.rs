@@ -9,8 +9,8 @@ use std::{
 
 use warpweft_core_types::{
     AllocError, Backend, Buffer, BufferDesc, Bytes, Device, DeviceId, Failure, FillRegion, KernelCode,
-    LoadError, Module, Op, Resident, ResidentDesc, ResidentError, Residents, SemaphorePoint, SignalError,
-    Submission, SubmissionId, SubmitError,
+    LoadError, Module, Op, QueueId, Resident, ResidentDesc, ResidentError, Residents, Semaphore,
+    SemaphorePoint, Submission, SubmissionId, SubmitError, promise_all,
 };
 
 use crate::layer::{Layer, LayeredBackend, LayeredQueue, layered_backend};
@@ -34,6 +34,10 @@ pub struct FaultConfig {
     pub copy_corrupts: f64,
     /// Chance that a launch fails when its turn comes.
     pub launch_fails: f64,
+    /// Chance that a submission starts [`FaultConfig::work_delay`] after its waits are met.
+    pub work_is_slow: f64,
+    /// How much later slow work starts.
+    pub work_delay: Duration,
     /// Chance that a submission does its work and never signals.
     pub signal_is_lost: f64,
     /// The device dies at its n-th allocation, load, resident launch or submission, counted from 0.
@@ -75,8 +79,8 @@ struct State {
     steps: u64,
     /// Set once the device is dead.
     lost: Option<Arc<Failure>>,
-    /// Why a queue takes no more, by its number.
-    failed_queues: HashMap<u32, Arc<Failure>>,
+    /// Why a queue takes no more.
+    failed_queues: HashMap<QueueId, Arc<Failure>>,
     /// Points promised and, when last looked at, not reached: they fail when the device dies.
     promised: Vec<SemaphorePoint>,
 }
@@ -98,6 +102,7 @@ enum Fate {
     Fails(usize),
     /// Its copy with this position changes some bytes.
     Corrupts(usize),
+    Slow,
     SignalLost,
 }
 
@@ -142,6 +147,9 @@ impl Faulty {
                 return Fate::Corrupts(position);
             }
         }
+        if state.chance(self.config.work_is_slow) {
+            return Fate::Slow;
+        }
         if state.chance(self.config.signal_is_lost) { Fate::SignalLost } else { Fate::Spared }
     }
 
@@ -152,23 +160,22 @@ impl Faulty {
         submission: &Submission<'_>,
         position: usize,
     ) -> Result<SubmissionId, SubmitError> {
-        let turn = queue.device.create_semaphore(0).map_err(|_| no_semaphore())?;
-        let turn = SemaphorePoint::new(&turn, 1);
+        let turn = SemaphorePoint::new(&semaphore(queue)?, 1);
+        promise_all(submission.signals)?;
         let id = queue.inner.submit(&Submission {
             waits: submission.waits,
             ops: &submission.ops[..position],
             signals: std::slice::from_ref(&turn),
         })?;
-        promise(submission.signals)?;
         let what = match submission.ops[position] {
             Op::Launch(_) => "launch",
             Op::Copy(_) => "copy",
             _ => "fill",
         };
         let reason = "an injected fault".to_owned();
-        let failure = Failure::OperationFailed { device: self.device, submission: id, what, reason };
+        let failure = Failure::OperationFailed { submission: id, what, reason };
         let failure = Arc::new(failure);
-        self.lock().failed_queues.insert(queue.number, Arc::clone(&failure));
+        self.lock().failed_queues.insert(queue.inner.id(), Arc::clone(&failure));
         let fall = Fall { signals: submission.signals.to_vec(), failure };
         turn.semaphore.wake_when(turn.value, Arc::new(fall).into());
         Ok(id)
@@ -193,20 +200,46 @@ impl Wake for Fall {
     }
 }
 
-fn no_semaphore() -> SubmitError {
-    SubmitError::Invalid { reason: "the fault injector could not make a semaphore".to_owned() }
+/// A semaphore of the injector's own.
+fn semaphore(queue: &LayeredQueue<Faulty>) -> Result<Arc<dyn Semaphore>, SubmitError> {
+    queue.device.create_semaphore(0).map_err(|error| SubmitError::Invalid {
+        reason: format!("the fault injector could not make a semaphore: {error}"),
+    })
 }
 
-/// Announces signals that the wrapped queue will not make itself.
-fn promise(signals: &[SemaphorePoint]) -> Result<(), SubmitError> {
-    for point in signals {
-        point.semaphore.promise(point.value).map_err(|error| match error {
-            SignalError::NotIncreasing { value, current } => SubmitError::NotIncreasing { value, current },
-            SignalError::Failed(failure) => SubmitError::Failed(failure),
-            other => SubmitError::Invalid { reason: other.to_string() },
-        })?;
+/// The submission, held up for a while after its waits are met.
+fn submit_slow(
+    queue: &LayeredQueue<Faulty>,
+    submission: &Submission<'_>,
+    delay: Duration,
+) -> Result<SubmissionId, SubmitError> {
+    let (turn, late) =
+        (SemaphorePoint::new(&semaphore(queue)?, 1), SemaphorePoint::new(&semaphore(queue)?, 1));
+    let early = Submission { waits: submission.waits, ops: &[], signals: std::slice::from_ref(&turn) };
+    queue.inner.submit(&early)?;
+    let timer = Timer { late: late.clone(), delay };
+    turn.semaphore.wake_when(turn.value, Arc::new(timer).into());
+    queue.inner.submit(&Submission { waits: std::slice::from_ref(&late), ..*submission })
+}
+
+/// Signals a point some time after it is woken.
+struct Timer {
+    late: SemaphorePoint,
+    delay: Duration,
+}
+
+impl Wake for Timer {
+    fn wake(self: Arc<Self>) {
+        // A thread for each slow submission: this is for tests. Without one, the work is not slow.
+        let timer = Arc::clone(&self);
+        let slept = std::thread::Builder::new().spawn(move || {
+            std::thread::sleep(timer.delay);
+            let _signalled = timer.late.semaphore.signal(timer.late.value);
+        });
+        if slept.is_err() {
+            let _signalled = self.late.semaphore.signal(self.late.value);
+        }
     }
-    Ok(())
 }
 
 /// The submission with bytes of one copy's destination overwritten behind it.
@@ -277,7 +310,7 @@ impl Layer for Faulty {
         submission: &Submission<'_>,
     ) -> Result<SubmissionId, SubmitError> {
         let mut state = self.step().map_err(SubmitError::Failed)?;
-        if let Some(failure) = state.failed_queues.get(&queue.number) {
+        if let Some(failure) = state.failed_queues.get(&queue.inner.id()) {
             return Err(SubmitError::Failed(Arc::clone(failure)));
         }
         state.promised.retain(|point| matches!(point.poll(), Ok(false)));
@@ -288,9 +321,10 @@ impl Layer for Faulty {
             Fate::Spared => queue.inner.submit(submission),
             Fate::Fails(position) => self.submit_failing(queue, submission, position),
             Fate::Corrupts(position) => submit_corrupted(queue, submission, position),
+            Fate::Slow => submit_slow(queue, submission, self.config.work_delay),
             Fate::SignalLost => {
-                let id = queue.inner.submit(&Submission { signals: &[], ..*submission })?;
-                promise(submission.signals).map(|()| id)
+                promise_all(submission.signals)?;
+                queue.inner.submit(&Submission { signals: &[], ..*submission })
             }
         }
     }
@@ -301,7 +335,7 @@ impl Layer for Faulty {
 
     fn queue_failure(&self, queue: &LayeredQueue<Self>) -> Option<Arc<Failure>> {
         let state = self.lock();
-        let own = state.lost.clone().or_else(|| state.failed_queues.get(&queue.number).cloned());
+        let own = state.lost.clone().or_else(|| state.failed_queues.get(&queue.inner.id()).cloned());
         own.or_else(|| queue.inner.failure())
     }
 }

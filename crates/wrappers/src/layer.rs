@@ -3,16 +3,14 @@
 use std::{
     collections::HashMap,
     fmt,
-    sync::{
-        Arc, Mutex, PoisonError, Weak,
-        atomic::{AtomicU32, Ordering},
-    },
+    sync::{Arc, Mutex, PoisonError, Weak},
 };
 
 use warpweft_core_types::{
     AllocError, Backend, Buffer, BufferDesc, Device, DeviceId, DeviceInfo, Failure, Features, HostImport,
-    KernelCode, Limits, Links, LoadError, MemoryUsage, Module, OpenError, Peers, Queue, QueueDesc, Resident,
-    ResidentBudget, ResidentDesc, ResidentError, Residents, Semaphore, Submission, SubmissionId, SubmitError,
+    KernelCode, Limits, Links, LoadError, MemoryUsage, Module, OpenError, Peers, Queue, QueueDesc, QueueId,
+    Resident, ResidentBudget, ResidentDesc, ResidentError, Residents, Semaphore, Submission, SubmissionId,
+    SubmitError,
 };
 
 /// What a wrapper does differently. Every method forwards unless it is overridden.
@@ -83,7 +81,7 @@ impl<L: Layer> LayeredBackend<L> {
             return Ok(device);
         }
         let layer = Arc::new(layer(inner.info().id));
-        let device = Arc::new(LayeredDevice { inner, layer, queue_count: AtomicU32::new(0) });
+        let device = Arc::new(LayeredDevice { inner, layer });
         open.insert(ordinal, Arc::downgrade(&device));
         Ok(device)
     }
@@ -94,7 +92,6 @@ impl<L: Layer> LayeredBackend<L> {
 pub(crate) struct LayeredDevice<L> {
     inner: Arc<dyn Device>,
     layer: Arc<L>,
-    queue_count: AtomicU32,
 }
 
 impl<L: Layer> Device for LayeredDevice<L> {
@@ -124,7 +121,6 @@ impl<L: Layer> Device for LayeredDevice<L> {
             inner: self.inner.create_queue(desc)?,
             device: Arc::clone(&self.inner),
             layer: Arc::clone(&self.layer),
-            number: self.queue_count.fetch_add(1, Ordering::Relaxed),
         }))
     }
 
@@ -179,14 +175,12 @@ pub(crate) struct LayeredQueue<L> {
     pub(crate) inner: Arc<dyn Queue>,
     /// The wrapped device.
     pub(crate) device: Arc<dyn Device>,
-    /// Position among the queues made through this layer.
-    pub(crate) number: u32,
     layer: Arc<L>,
 }
 
 impl<L: Layer> Queue for LayeredQueue<L> {
-    fn device(&self) -> DeviceId {
-        self.inner.device()
+    fn id(&self) -> QueueId {
+        self.inner.id()
     }
 
     fn submit(&self, submission: &Submission<'_>) -> Result<SubmissionId, SubmitError> {

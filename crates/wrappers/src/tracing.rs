@@ -57,9 +57,7 @@ struct State {
 /// One submission as the host saw it: not device time.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct TraceEvent {
-    /// The device.
-    pub device: DeviceId,
-    /// The queue's number and the submission's.
+    /// Which it is, with its queue and device.
     pub submission: SubmissionId,
     /// Its operations, such as `copy` or a kernel's name.
     pub ops: Vec<String>,
@@ -97,8 +95,8 @@ impl Trace {
                 "ph": "X",
                 "ts": micros(event.submitted),
                 "dur": micros(ended.saturating_sub(event.submitted)),
-                "pid": event.device.to_string(),
-                "tid": event.submission.queue,
+                "pid": event.submission.queue.device.to_string(),
+                "tid": event.submission.queue.number,
                 "args": { "submission": event.submission.index, "bytes": event.bytes },
             }))
         };
@@ -155,11 +153,11 @@ impl Layer for Tracing {
             reason: format!("the tracer could not make a semaphore: {error}"),
         })?;
         let end = SemaphorePoint::new(&end, 1);
-        let mut signals = submission.signals.to_vec();
-        signals.push(end.clone());
+        // The end is signalled first, so that it is seen no later than the program sees it.
+        let mut signals = vec![end.clone()];
+        signals.extend_from_slice(submission.signals);
         let id = queue.inner.submit(&Submission { signals: &signals, ..*submission })?;
         let number = self.trace.add(TraceEvent {
-            device: queue.inner.device(),
             submission: id,
             ops: submission.ops.iter().map(name_of).collect(),
             bytes: submission.ops.iter().map(bytes_of).sum(),

@@ -7,7 +7,8 @@ use std::{
 };
 
 use warpweft_core_types::{
-    Access, Backend, BufferView, DeviceId, Semaphore, SemaphorePoint, Submission, SubmissionId, SubmitError,
+    Access, Backend, BufferView, DeviceId, QueueId, Semaphore, SemaphorePoint, Submission, SubmissionId,
+    SubmitError,
 };
 
 use crate::layer::{Layer, LayeredBackend, LayeredQueue, layered_backend};
@@ -20,7 +21,7 @@ use crate::layer::{Layer, LayeredBackend, LayeredQueue, layered_backend};
 ///
 /// What has ended is not looked at, and a submission that waits for something outside the backend (a value
 /// the host will signal, say) may be ordered by it and passes: a refusal is always right, silence is not.
-/// What the host reads and writes directly is not seen.
+/// What the host reads and writes directly is not seen, nor what residents do.
 #[derive(Debug)]
 pub struct ValidatingBackend {
     backend: LayeredBackend<Validating>,
@@ -45,7 +46,7 @@ layered_backend!(ValidatingBackend);
 pub(crate) struct Validating {
     ledger: Arc<Mutex<Ledger>>,
     /// A semaphore for each queue, raised by every submission, so that its end is seen.
-    tails: Mutex<HashMap<u32, Tail>>,
+    tails: Mutex<HashMap<QueueId, Tail>>,
 }
 
 #[derive(Debug, Clone)]
@@ -53,9 +54,6 @@ struct Tail {
     semaphore: Arc<dyn Semaphore>,
     submitted: u64,
 }
-
-/// A queue of a device of the backend.
-type QueueKey = (DeviceId, u32);
 
 /// Everything under way.
 #[derive(Debug, Default)]
@@ -65,7 +63,7 @@ struct Ledger {
 
 #[derive(Debug)]
 struct Entry {
-    queue: QueueKey,
+    queue: QueueId,
     index: u64,
     waits: Vec<(usize, u64)>,
     signals: Vec<(usize, u64)>,
@@ -109,8 +107,8 @@ impl Ledger {
 
     /// For each queue, the last entry that surely ends before something that waits for `points` starts.
     /// `None` if some point is not promised by anything under way, so that it may order anything.
-    fn ordered_before(&self, points: &[(usize, u64)]) -> Option<HashMap<QueueKey, u64>> {
-        let mut ordered: HashMap<QueueKey, u64> = HashMap::new();
+    fn ordered_before(&self, points: &[(usize, u64)]) -> Option<HashMap<QueueId, u64>> {
+        let mut ordered: HashMap<QueueId, u64> = HashMap::new();
         let mut open: Vec<(usize, u64)> = points.to_vec();
         while let Some((semaphore, value)) = open.pop() {
             let signaller = self.entries.iter().find(|entry| {
@@ -149,9 +147,9 @@ fn compare(new: &Entry, old: &Entry) -> Result<(), SubmitError> {
     for ours in &new.accesses {
         if let Some(theirs) = old.accesses.iter().find(|theirs| ours.conflicts_with(theirs)) {
             let reason = format!(
-                "{} is not ordered with {} in submission {} of queue {} of {}, which has not ended; \
+                "{} is not ordered with {} in an earlier submission to {}, which has not ended; \
                  wait for a point it signals",
-                ours.description, theirs.description, old.index, old.queue.1, old.queue.0
+                ours.description, theirs.description, old.queue
             );
             return Err(SubmitError::Invalid { reason });
         }
@@ -162,7 +160,7 @@ fn compare(new: &Entry, old: &Entry) -> Result<(), SubmitError> {
 impl Validating {
     fn tail(&self, queue: &LayeredQueue<Self>) -> Result<Tail, SubmitError> {
         let mut tails = self.tails.lock().unwrap_or_else(PoisonError::into_inner);
-        let tail = match tails.entry(queue.number) {
+        let tail = match tails.entry(queue.inner.id()) {
             hash_map::Entry::Occupied(known) => known.into_mut(),
             hash_map::Entry::Vacant(new) => {
                 let semaphore = queue.device.create_semaphore(0).map_err(|error| SubmitError::Invalid {
@@ -193,7 +191,7 @@ impl Layer for Validating {
         }
         let unmet = submission.waits.iter().filter(|point| !matches!(point.poll(), Ok(true)));
         let entry = Entry {
-            queue: (queue.inner.device(), queue.number),
+            queue: queue.inner.id(),
             index: tail.submitted,
             waits: unmet.map(key).collect(),
             signals: submission.signals.iter().map(key).collect(),
@@ -201,8 +199,9 @@ impl Layer for Validating {
             ended: ended.clone(),
         };
         ledger.check(&entry)?;
-        let mut signals = submission.signals.to_vec();
-        signals.push(ended);
+        // The end is signalled first: whoever sees a signal of the submission must find it ended.
+        let mut signals = vec![ended];
+        signals.extend_from_slice(submission.signals);
         let id = queue.inner.submit(&Submission { signals: &signals, ..*submission })?;
         ledger.entries.push(entry);
         Ok(id)

@@ -53,6 +53,10 @@ impl Bench {
     fn kernel(&self) -> Arc<dyn Kernel> {
         self.device.load(&idle_kernel()).unwrap().kernel("idle").unwrap()
     }
+
+    fn resident_kernel(&self) -> Arc<dyn Kernel> {
+        self.device.load(&idle_kernel()).unwrap().kernel("stays").unwrap()
+    }
 }
 
 fn host() -> Arc<dyn Backend> {
@@ -61,7 +65,10 @@ fn host() -> Arc<dyn Backend> {
 
 fn idle_kernel() -> KernelCode {
     let contract = KernelContract::new("idle", [Param::read_write(1)]);
-    KernelCode::new().with_function(contract, HostFunction::resident(|_| Progress::Idle))
+    let stays = KernelContract::new("stays", [Param::read_write(1)]).resident();
+    KernelCode::new()
+        .with_function(contract, HostFunction::new(|_| {}))
+        .with_function(stays, HostFunction::resident(|_| Progress::Idle))
 }
 
 fn copy<'a>(src: &'a BufferView, dst: &'a BufferView) -> Op<'a> {
@@ -145,6 +152,8 @@ fn launches_fail_resident_ones_too() {
     let launch = Launch::new(&kernel, [1, 1, 1], &args).unwrap();
     let point = bench.submit(&[Op::Launch(launch)], 1).unwrap();
     assert!(matches!(*failure_of(&point), Failure::OperationFailed { what: "launch", .. }));
+    let stays = bench.resident_kernel();
+    let launch = Launch::new(&stays, [1, 1, 1], &args).unwrap();
     let error = bench.device.residents().unwrap().launch(&ResidentDesc::new(launch)).unwrap_err();
     assert!(matches!(error, ResidentError::NotResident { started: 0, wanted: 1, .. }));
 }
@@ -159,6 +168,19 @@ fn corrupted_copies_arrive_with_other_bytes() {
     dst.read(&mut bytes).unwrap();
     assert_ne!(bytes, [7; 64]);
     assert_eq!(bytes[8..], [7; 56]);
+}
+
+#[test]
+fn slow_work_starts_later_and_ends_well() {
+    let delay = Duration::from_millis(30);
+    let bench = Bench::faulty(FaultConfig { work_is_slow: 1.0, work_delay: delay, ..Default::default() });
+    let view = bench.view();
+    let started = Instant::now();
+    bench.submit(&[Op::Fill(FillRegion::bytes(&view, 3))], 1).unwrap().wait(PATIENCE).unwrap();
+    assert!(started.elapsed() >= delay);
+    let mut bytes = [0; 64];
+    view.read(&mut bytes).unwrap();
+    assert_eq!(bytes, [3; 64]);
 }
 
 #[test]

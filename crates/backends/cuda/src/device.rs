@@ -20,7 +20,7 @@ use crate::{
     context::Context,
     driver::{Driver, PEER_ACCESS_ALREADY_ENABLED},
     memory::{ALIGNMENT, Arena},
-    module::CudaModule,
+    module::{CudaModule, PARAMETER_BYTES},
     peer::PeerTable,
     queue::{CudaQueue, QueueCore, check_operands},
     reactor::ReactorOwner,
@@ -86,7 +86,7 @@ impl CudaDevice {
             limits: Limits {
                 workgroup_threads: facts.workgroup_threads,
                 workgroups: facts.workgroups,
-                scalar_bytes: 4096,
+                scalar_bytes: PARAMETER_BYTES,
                 buffer_alignment: ALIGNMENT,
             },
             shared: Arc::clone(shared),
@@ -174,9 +174,8 @@ impl Device for CudaDevice {
     }
 
     fn load(&self, code: &KernelCode) -> Result<Arc<dyn Module>, LoadError> {
-        let capability = self.facts.info.compute_capability.unwrap_or_default();
-        let limits = self.limits.workgroups;
-        Ok(Arc::new(CudaModule::load(&self.context, &self.shared.compiler, capability, limits, code)?))
+        let compiler = &self.shared.compiler;
+        Ok(Arc::new(CudaModule::load(&self.context, compiler, &self.facts.info, &self.limits, code)?))
     }
 
     fn failure(&self) -> Option<Arc<Failure>> {

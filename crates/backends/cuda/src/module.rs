@@ -8,8 +8,8 @@ use std::{
 
 use cudarc::driver::sys::{CUfunc_st, CUfunction_attribute, CUmod_st};
 use warpweft_core_types::{
-    CodeFormat, DeviceId, DriverError, Failure, ForeignCode, Kernel, KernelCode, KernelContract, LoadError,
-    Module, Param,
+    CodeFormat, DeviceId, DeviceInfo, DriverError, Failure, ForeignCode, Kernel, KernelCode, KernelContract,
+    Limits, LoadError, Module, Param,
 };
 
 use crate::{
@@ -21,7 +21,7 @@ use crate::{
 };
 
 /// Bytes that all arguments of a kernel take at most, on every driver we run on.
-const PARAMETER_BYTES: u64 = 4096;
+pub(crate) const PARAMETER_BYTES: u32 = 4096;
 
 /// A module's kernels, found once when it was loaded.
 #[derive(Debug)]
@@ -54,18 +54,16 @@ impl CudaModule {
     pub(crate) fn load(
         context: &Arc<Context>,
         compiler: &Compiler,
-        compute_capability: (u32, u32),
-        max_workgroups: [u32; 3],
+        info: &DeviceInfo,
+        limits: &Limits,
         code: &KernelCode,
     ) -> Result<Self, LoadError> {
         if let Some(failure) = context.failure() {
             return Err(LoadError::Failed(failure));
         }
-        code.contracts().iter().enumerate().try_for_each(|(at, contract)| {
-            refuse_duplicate(&code.contracts()[..at], contract)?;
-            refuse_too_many_arguments(contract)
-        })?;
-        let (format, bytes) = image_of(context.device, compiler, compute_capability, code)?;
+        code.check(limits)?;
+        code.contracts().iter().try_for_each(refuse_too_many_arguments)?;
+        let (format, bytes) = image_of(compiler, info, code)?;
         let image = Arc::new(Image::load(context, &bytes)?);
         let mut kernels: Vec<Arc<CudaKernel>> = Vec::with_capacity(code.contracts().len());
         for contract in code.contracts() {
@@ -74,7 +72,7 @@ impl CudaModule {
             kernels.push(Arc::new(CudaKernel {
                 device: context.device,
                 contract: contract.clone(),
-                max_workgroups,
+                max_workgroups: limits.workgroups,
                 function,
                 _image: Arc::clone(&image),
             }));
@@ -83,16 +81,9 @@ impl CudaModule {
     }
 }
 
-fn refuse_duplicate(earlier: &[KernelContract], contract: &KernelContract) -> Result<(), LoadError> {
-    match earlier.iter().any(|other| other.name == contract.name) {
-        true => Err(LoadError::DuplicateKernel { name: contract.name.clone() }),
-        false => Ok(()),
-    }
-}
-
 fn refuse_too_many_arguments(contract: &KernelContract) -> Result<(), LoadError> {
     let bytes: u64 = contract.params.iter().map(parameter_bytes).sum();
-    match bytes > PARAMETER_BYTES {
+    match bytes > u64::from(PARAMETER_BYTES) {
         true => Err(LoadError::Rejected {
             log: format!(
                 "the arguments of kernel {:?} take {bytes} bytes; {PARAMETER_BYTES} are allowed",
@@ -125,34 +116,30 @@ const fn parameter_bytes(param: &Param) -> u64 {
     }
 }
 
-/// The image of the first form the device runs: a CUBIN, or PTX that ends in a zero byte.
+/// The image of the form the device likes best: a CUBIN, or PTX that ends in a zero byte.
 fn image_of(
-    device: DeviceId,
     compiler: &Compiler,
-    compute_capability: (u32, u32),
+    info: &DeviceInfo,
     code: &KernelCode,
 ) -> Result<(CodeFormat, Vec<u8>), LoadError> {
-    for form in code.foreign() {
-        match form {
-            ForeignCode::Binary { format: CodeFormat::Cubin, bytes } => {
-                refuse_truncated(bytes)?;
-                return Ok((CodeFormat::Cubin, bytes.clone()));
-            }
-            ForeignCode::Source { format: CodeFormat::Ptx, text } => {
-                let text = CString::new(text.as_str())
-                    .map_err(|_| LoadError::Rejected { log: "the PTX holds a zero byte".to_owned() })?;
-                return Ok((CodeFormat::Ptx, text.into_bytes_with_nul()));
-            }
-            ForeignCode::Source { format: CodeFormat::CudaC, text } => {
-                return Ok((CodeFormat::CudaC, compiler.compile(text, compute_capability)?));
-            }
-            _ => {}
+    let picked = code.pick(info.id, &info.code_formats)?;
+    let image = match code.foreign().iter().find(|form| form.format() == picked) {
+        Some(ForeignCode::Binary { bytes, .. }) if picked == CodeFormat::Cubin => {
+            refuse_truncated(bytes)?;
+            bytes.clone()
         }
-    }
-    match code.formats().next() {
-        Some(format) => Err(LoadError::UnsupportedFormat { device, format }),
-        None => Err(LoadError::Rejected { log: "there is no code in any form".to_owned() }),
-    }
+        Some(ForeignCode::Source { text, .. }) if picked == CodeFormat::Ptx => {
+            let text = CString::new(text.as_str())
+                .map_err(|_| LoadError::Rejected { log: "the PTX holds a zero byte".to_owned() })?;
+            text.into_bytes_with_nul()
+        }
+        Some(ForeignCode::Source { text, .. }) if picked == CodeFormat::CudaC => {
+            compiler.compile(text, info.compute_capability.unwrap_or_default())?
+        }
+        // A CUBIN given as text, or CUDA C given as bytes.
+        _ => return Err(LoadError::Rejected { log: format!("this is not {picked}") }),
+    };
+    Ok((picked, image))
 }
 
 /// The driver takes no length: it reads as far as the ELF header says. So the header has to tell the truth.

@@ -15,7 +15,7 @@ use std::{
 use smallvec::SmallVec;
 use warpweft_core_types::{
     Access, Buffer, BufferView, DeviceId, DriverError, Failure, Kernel, OwnedSubmission, Queue, QueueDesc,
-    SemaphorePoint, SignalError, Submission, SubmissionId, SubmitError,
+    QueueId, SemaphorePoint, Submission, SubmissionId, SubmitError, promise_all,
 };
 
 use crate::{
@@ -43,7 +43,7 @@ pub(crate) struct QueueCore {
     peers: Arc<PeerTable>,
     reactor: Arc<Reactor>,
     stream: Stream,
-    number: u32,
+    id: QueueId,
     capacity: usize,
     state: Mutex<State>,
 }
@@ -64,6 +64,9 @@ struct State {
     spare_lists: Vec<KeepAlive>,
 }
 
+/// The points a submission raises.
+type Signals = SmallVec<[SemaphorePoint; 1]>;
+
 /// A submission that waits on the host.
 #[derive(Debug)]
 struct Held {
@@ -75,7 +78,7 @@ struct Held {
 #[derive(Debug)]
 struct InFlight {
     event: Arc<Event>,
-    signals: SmallVec<[SemaphorePoint; 1]>,
+    signals: Signals,
     keep: KeepAlive,
     ops: usize,
 }
@@ -138,7 +141,7 @@ impl QueueCore {
             peers: Arc::clone(peers),
             reactor: Arc::clone(reactor),
             stream: Stream::create(context)?,
-            number,
+            id: QueueId { device: context.device, number },
             capacity: desc.capacity,
             state: Mutex::default(),
         }))
@@ -147,6 +150,12 @@ impl QueueCore {
     fn submit(self: &Arc<Self>, submission: &Submission<'_>) -> Result<SubmissionId, SubmitError> {
         for op in submission.ops {
             check_work(self.context.device, &self.peers, &Work::from(op))?;
+        }
+        for point in submission.signals {
+            if !semaphore::is_ours(point) {
+                let (owner, device) = (point.semaphore.device(), self.context.device);
+                return Err(SubmitError::Foreign { what: "semaphore", owner, device });
+            }
         }
         let mut wakers = Wakers::new();
         let mut state = self.lock();
@@ -158,7 +167,7 @@ impl QueueCore {
         }
         self.admit(&state)?;
         promise_all(submission.signals)?;
-        let id = SubmissionId { queue: self.number, index: state.submitted };
+        let id = SubmissionId { queue: self.id, index: state.submitted };
         state.submitted += 1;
         let waits = submission.waits;
         let ready = state.held.is_empty()
@@ -169,7 +178,7 @@ impl QueueCore {
             let signals = submission.signals.into();
             match self.enqueue(&mut state, id, waits, ops, signals, &mut wakers) {
                 Ok(()) => self.track(state),
-                Err(failure) => self.fail(state, &failure),
+                Err((failure, signals)) => self.fail(state, &failure, &signals),
             }
         } else {
             state.held.push_back(Held { id, work: OwnedSubmission::from(submission) });
@@ -188,27 +197,24 @@ impl QueueCore {
         if !self.is_full(state) {
             return Ok(());
         }
-        Err(SubmitError::QueueFull {
-            device: self.context.device,
-            queue: self.number,
-            capacity: self.capacity,
-        })
+        Err(SubmitError::QueueFull { queue: self.id, capacity: self.capacity })
     }
 
     fn is_full(&self, state: &State) -> bool {
         state.held.len() + state.in_flight.len() >= self.capacity
     }
 
-    /// Puts a submission in the stream. After an error the stream may hold a part of it.
+    /// Puts a submission in the stream. After an error the stream may hold a part of it, and the signals
+    /// come back to be failed.
     fn enqueue<'a>(
         self: &Arc<Self>,
         state: &mut State,
         id: SubmissionId,
         waits: &[SemaphorePoint],
         ops: impl Iterator<Item = Work<'a>>,
-        signals: SmallVec<[SemaphorePoint; 1]>,
+        signals: Signals,
         wakers: &mut Wakers,
-    ) -> Result<(), Arc<Failure>> {
+    ) -> Result<(), (Arc<Failure>, Signals)> {
         let mut keep = state.spare_lists.pop().unwrap_or_default();
         let mut count = 0;
         let filled = self.fill_stream(id, waits, ops.inspect(|_| count += 1), &mut keep);
@@ -218,16 +224,13 @@ impl QueueCore {
             (Err(error), _) => {
                 // Nothing will tell when the device is done with these, so they are never let go.
                 std::mem::forget(keep);
-                let failure = self.context.judge(error);
-                signals.iter().for_each(|point| point.semaphore.fail(Arc::clone(&failure)));
-                return Err(failure);
+                return Err((self.context.judge(error), signals));
             }
         };
         state.ops_in_flight += count;
         if let Some(failure) = failure {
             state.in_flight.push_back(InFlight { event, signals: SmallVec::new(), keep, ops: count });
-            signals.iter().for_each(|point| point.semaphore.fail(Arc::clone(&failure)));
-            return Err(failure);
+            return Err((failure, signals));
         }
         for point in &signals {
             semaphore::enqueued(point, &event, self, wakers);
@@ -287,7 +290,7 @@ impl QueueCore {
 
     fn cannot(&self, submission: SubmissionId, what: &'static str) -> Arc<Failure> {
         let reason = "an operand does not belong to a CUDA device".to_owned();
-        Arc::new(Failure::OperationFailed { device: self.context.device, submission, what, reason })
+        Arc::new(Failure::OperationFailed { submission, what, reason })
     }
 
     /// Lets the reactor know about a queue with work under way.
@@ -310,10 +313,10 @@ impl QueueCore {
                 Some(held) => first_obstacle(&held.work.waits),
             };
             match obstacle {
-                Err(failure) => return self.fail(state, &failure),
+                Err(failure) => return self.fail(state, &failure, &[]),
                 Ok(Some(_)) if state.closing => {
                     let failure = Arc::new(Failure::Abandoned { device: self.context.device });
-                    return self.fail(state, &failure);
+                    return self.fail(state, &failure, &[]);
                 }
                 Ok(Some(point)) => {
                     drop(state);
@@ -329,7 +332,7 @@ impl QueueCore {
             let ops = work.ops.iter().map(Work::from);
             match self.enqueue(&mut state, id, &work.waits, ops, work.signals, &mut wakers) {
                 Ok(()) => self.track(state),
-                Err(failure) => self.fail(state, &failure),
+                Err((failure, signals)) => self.fail(state, &failure, &signals),
             }
             wakers.into_iter().for_each(Waker::wake);
         }
@@ -408,13 +411,19 @@ impl QueueCore {
         !state.tracked
     }
 
-    /// Fails everything the queue holds and will be given. What is in the stream goes on.
-    fn fail(self: &Arc<Self>, mut state: MutexGuard<'_, State>, failure: &Arc<Failure>) {
+    /// Fails everything the queue holds and will be given, and `signals`, which it had in hand. What is in the
+    /// stream goes on.
+    fn fail(
+        self: &Arc<Self>,
+        mut state: MutexGuard<'_, State>,
+        failure: &Arc<Failure>,
+        signals: &[SemaphorePoint],
+    ) {
         state.failure.get_or_insert_with(|| Arc::clone(failure));
         let held = std::mem::take(&mut state.held);
         self.track(state);
         // Outside the lock: failing a semaphore wakes others, and dropping submissions frees buffers.
-        let signals = held.iter().flat_map(|held| &held.work.signals);
+        let signals = signals.iter().chain(held.iter().flat_map(|held| &held.work.signals));
         signals.for_each(|point| point.semaphore.fail(Arc::clone(failure)));
     }
 
@@ -422,7 +431,7 @@ impl QueueCore {
     fn fail_in_flight(self: &Arc<Self>, mut state: MutexGuard<'_, State>, failure: &Arc<Failure>) {
         let in_flight = std::mem::take(&mut state.in_flight);
         state.ops_in_flight = 0;
-        self.fail(state, failure);
+        self.fail(state, failure, &[]);
         let signals = in_flight.iter().flat_map(|record| &record.signals);
         signals.for_each(|point| point.semaphore.fail(Arc::clone(failure)));
         if self.context.failure().is_none() {
@@ -445,7 +454,7 @@ impl QueueCore {
 
 impl fmt::Debug for QueueCore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "QueueCore({} of {})", self.number, self.context.device)
+        write!(f, "QueueCore({})", self.id)
     }
 }
 
@@ -463,17 +472,6 @@ fn first_obstacle(waits: &[SemaphorePoint]) -> Result<Option<SemaphorePoint>, Ar
         }
     }
     Ok(None)
-}
-
-fn promise_all(signals: &[SemaphorePoint]) -> Result<(), SubmitError> {
-    for point in signals {
-        point.semaphore.promise(point.value).map_err(|error| match error {
-            SignalError::Failed(failure) => SubmitError::Failed(failure),
-            SignalError::NotIncreasing { value, current } => SubmitError::NotIncreasing { value, current },
-            _ => SubmitError::NotIncreasing { value: point.value, current: point.semaphore.value() },
-        })?;
-    }
-    Ok(())
 }
 
 /// Checks that a queue can carry out an operation.
@@ -546,8 +544,8 @@ pub(crate) struct CudaQueue {
 }
 
 impl Queue for CudaQueue {
-    fn device(&self) -> DeviceId {
-        self.core.context.device
+    fn id(&self) -> QueueId {
+        self.core.id
     }
 
     fn submit(&self, submission: &Submission<'_>) -> Result<SubmissionId, SubmitError> {

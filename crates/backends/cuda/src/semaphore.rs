@@ -189,8 +189,12 @@ impl Semaphore for CudaSemaphore {
         self.timeline.failure()
     }
 
-    fn promise(&self, value: u64) -> Result<(), SignalError> {
+    fn promise(&self, value: u64) -> Result<u64, SignalError> {
         self.timeline.promise(value)
+    }
+
+    fn retract(&self, value: u64, before: u64) {
+        self.timeline.retract(value, before);
     }
 
     fn signal(&self, value: u64) -> Result<(), SignalError> {
@@ -216,6 +220,15 @@ impl Semaphore for CudaSemaphore {
         self.timeline.wake_when(value, waker);
         self.reactor.stir();
     }
+
+    fn forget(&self, value: u64, waker: &Waker) {
+        self.timeline.forget(value, waker);
+    }
+}
+
+/// Whether a point is of a semaphore that our queues can raise.
+pub(crate) fn is_ours(point: &SemaphorePoint) -> bool {
+    CudaSemaphore::of(&point.semaphore).is_some()
 }
 
 /// How a stream can come to wait for a point of any backend.
@@ -248,10 +261,7 @@ pub(crate) fn enqueued(
 
 /// Raises a promised point. The host may have gone past it or failed it meanwhile; either way it is settled.
 pub(crate) fn reached(point: &SemaphorePoint) {
-    match CudaSemaphore::of(&point.semaphore) {
-        Some(semaphore) => semaphore.reached(point.value),
-        None => {
-            let _settled = point.semaphore.signal(point.value);
-        }
+    if let Some(semaphore) = CudaSemaphore::of(&point.semaphore) {
+        semaphore.reached(point.value);
     }
 }

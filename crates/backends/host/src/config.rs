@@ -164,7 +164,7 @@ impl HostBuilder {
         self
     }
 
-    /// Makes copies take as long as their links' latency and bandwidth say, at least.
+    /// Makes copies take as long as their links' latency and bandwidth say, one behind the other on each link.
     #[must_use]
     pub fn delay_links(mut self, delay: bool) -> Self {
         self.delay = delay;

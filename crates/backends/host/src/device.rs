@@ -6,9 +6,9 @@ use std::sync::{
 };
 
 use warpweft_core_types::{
-    AllocError, Buffer, BufferDesc, CodeFormat, Device, DeviceId, DeviceInfo, Failure, Features, HostImport,
-    HostMemory, KernelCode, Limits, LinkFact, LinkTraffic, Links, LoadError, MemoryKind, MemoryUsage, Module,
-    OpenError, PeerAccess, Peers, Queue, QueueDesc, Resident, ResidentBudget, ResidentDesc, ResidentError,
+    AllocError, Buffer, BufferDesc, Device, DeviceId, DeviceInfo, Failure, Features, HostImport, HostMemory,
+    KernelCode, Limits, LinkFact, LinkTraffic, Links, LoadError, MemoryKind, MemoryUsage, Module, OpenError,
+    PeerAccess, Peers, Queue, QueueDesc, QueueId, Resident, ResidentBudget, ResidentDesc, ResidentError,
     Residents, Semaphore,
 };
 
@@ -17,8 +17,8 @@ use crate::{
     engine::Engine,
     link::LinkTable,
     memory::{ALIGNMENT, Arena, PAGE},
-    module::HostModule,
-    queue::{HostQueue, QueueCore, check_launch},
+    module::{FORMATS, HostModule},
+    queue::{HostQueue, QueueCore, find_launch},
     resident::{Budget, HostResident, ResidentCore},
     semaphore::HostSemaphore,
 };
@@ -102,7 +102,7 @@ pub(crate) fn info(id: DeviceId, config: &HostDeviceConfig) -> DeviceInfo {
         compute_capability: config.compute_capability,
         pci: config.pci,
         numa_node: config.numa_node,
-        code_formats: vec![CodeFormat::HostFunction, CodeFormat::HostLibrary],
+        code_formats: FORMATS.to_vec(),
     }
 }
 
@@ -136,7 +136,12 @@ impl Device for HostDevice {
             return Err(OpenError::InvalidConfig { reason });
         }
         let number = self.queue_count.fetch_add(1, Ordering::Relaxed);
-        let core = QueueCore::new(self.id(), number, desc, Arc::clone(&self.engine), Arc::clone(&self.links));
+        let core = QueueCore::new(
+            QueueId { device: self.id(), number },
+            desc,
+            Arc::clone(&self.engine),
+            Arc::clone(&self.links),
+        );
         let mut queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
         queues.retain(|queue| queue.strong_count() > 0);
         queues.push(Arc::downgrade(&core));
@@ -149,7 +154,7 @@ impl Device for HostDevice {
     }
 
     fn load(&self, code: &KernelCode) -> Result<Arc<dyn Module>, LoadError> {
-        Ok(Arc::new(HostModule::load(self.id(), LIMITS.workgroups, code)?))
+        Ok(Arc::new(HostModule::load(self.id(), &LIMITS, code)?))
     }
 
     /// Host devices are never lost.
@@ -215,12 +220,12 @@ impl Residents for HostDevice {
         if !contract.resident {
             return Err(ResidentError::NotSliced { kernel: contract.name.clone() });
         }
-        check_launch(self.id(), &self.links, &desc.launch)?;
+        let launch = find_launch(self.id(), &self.links, &desc.launch)?;
         let handle = self
             .this
             .upgrade()
             .ok_or_else(|| ResidentError::Failed(Arc::new(Failure::Abandoned { device: self.id() })))?;
-        let core = ResidentCore::launch(self.id(), desc, &self.engine, &self.budget)?;
+        let core = ResidentCore::launch(self.id(), launch, desc, &self.engine, &self.budget)?;
         Ok(Arc::new(HostResident { core, _device: handle }))
     }
 

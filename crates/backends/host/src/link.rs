@@ -1,8 +1,11 @@
 //! Which places are linked, what crossed each link, and how long it should take.
 
 use std::{
-    sync::atomic::{AtomicU64, Ordering},
-    time::Duration,
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
 };
 
 use warpweft_core_types::{
@@ -26,6 +29,27 @@ pub(crate) struct LinkTable {
 struct Link {
     spec: LinkSpec,
     bytes: AtomicU64,
+    /// When what it carries now has left it; only moves where links are delayed.
+    free_at: Mutex<Option<Instant>>,
+}
+
+impl Link {
+    fn new(spec: LinkSpec) -> Self {
+        Self { spec, bytes: AtomicU64::new(0), free_at: Mutex::default() }
+    }
+
+    /// Queues bytes behind those the link carries, and says when they arrive.
+    fn carry(&self, bytes: u64) -> Instant {
+        let nanos = self.spec.bandwidth.map_or(0.0, |rate| rate.transfer_ns(Bytes(bytes)));
+        let streaming = Duration::try_from_secs_f64(nanos / 1e9).unwrap_or(Duration::MAX);
+        let now = Instant::now();
+        let mut free_at = self.free_at.lock().unwrap_or_else(PoisonError::into_inner);
+        let start = free_at.map_or(now, |free| free.max(now));
+        // A transfer of years is as good as one that never ends.
+        let end = start.checked_add(streaming).unwrap_or(start);
+        *free_at = Some(end);
+        end + self.spec.latency.unwrap_or_default()
+    }
 }
 
 impl LinkTable {
@@ -40,7 +64,7 @@ impl LinkTable {
         };
         for &(from, to, spec) in &builder.links {
             let cell = table.cell(from, to);
-            table.cells[cell] = Some(Link { spec, bytes: AtomicU64::new(0) });
+            table.cells[cell] = Some(Link::new(spec));
         }
         table
     }
@@ -77,29 +101,23 @@ impl LinkTable {
         Ok(())
     }
 
-    /// Counts a copy that the device `own` carries out, and says how long it must take at least.
-    pub(crate) fn cross(&self, own: DeviceId, src: &BufferView, dst: &BufferView) -> Duration {
+    /// Counts a copy that the device `own` carries out, and says when its bytes arrive if links are delayed.
+    pub(crate) fn cross(&self, own: DeviceId, src: &BufferView, dst: &BufferView) -> Option<Instant> {
         let (from, here, to) = (place_of(src), Place::Device(own.ordinal), place_of(dst));
         // Between two places of which neither is this device, bytes pass through it.
         self.pass(from, here, src.size()).max(self.pass(here, to, src.size()))
     }
 
-    /// Counts a fill that the device `own` carries out, and says how long it must take at least.
-    pub(crate) fn cross_fill(&self, own: DeviceId, dst: &BufferView) -> Duration {
+    /// Counts a fill that the device `own` carries out, and says when its bytes arrive if links are delayed.
+    pub(crate) fn cross_fill(&self, own: DeviceId, dst: &BufferView) -> Option<Instant> {
         self.pass(Place::Device(own.ordinal), place_of(dst), dst.size())
     }
 
-    fn pass(&self, from: Place, to: Place, bytes: u64) -> Duration {
-        let Some(link) = &self.cells[self.cell(from, to)] else {
-            return Duration::ZERO;
-        };
+    fn pass(&self, from: Place, to: Place, bytes: u64) -> Option<Instant> {
+        let link = self.cells[self.cell(from, to)].as_ref()?;
         // Relaxed: a statistic that orders nothing.
         link.bytes.fetch_add(bytes, Ordering::Relaxed);
-        if !self.delay {
-            return Duration::ZERO;
-        }
-        let streaming = link.spec.bandwidth.map_or(0.0, |rate| rate.transfer_ns(Bytes(bytes)));
-        link.spec.latency.unwrap_or_default() + Duration::from_secs_f64(streaming / 1e9)
+        self.delay.then(|| link.carry(bytes))
     }
 
     /// The links that start or end at the device with this ordinal.

@@ -236,9 +236,11 @@ unsafe impl Sync for Span {}
 /// - Both spans come from [`Span::of`] views whose buffers live until this returns.
 /// - They have one length and share no bytes (as [`warpweft_core_types::CopyRegion`] checked).
 #[expect(unsafe_code, reason = "device memory is only reachable through raw pointers")]
+#[inline(never)]
 pub(crate) unsafe fn copy(src: Span, dst: Span) {
     // SAFETY: both ranges are valid and disjoint (the caller's duties). Unordered work may touch the same
-    // bytes; it does so by raw copies and relaxed atomics alone, so values may be torn and nothing else.
+    // bytes; it does so by raw copies and relaxed atomics alone, and this function is not inlined, so that
+    // values may be torn and nothing else.
     unsafe { std::ptr::copy_nonoverlapping(src.as_ptr(), dst.as_ptr(), dst.len) }
 }
 
@@ -248,6 +250,7 @@ pub(crate) unsafe fn copy(src: Span, dst: Span) {
 ///
 /// - The span comes from a [`Span::of`] view whose buffer lives until this returns.
 #[expect(unsafe_code, reason = "device memory is only reachable through raw pointers")]
+#[inline(never)]
 pub(crate) unsafe fn fill(dst: Span, pattern: u32) {
     let bytes = pattern.to_ne_bytes();
     if bytes == [bytes[0]; 4] {

@@ -5,21 +5,20 @@ use std::{
     ffi::c_void,
     panic::{AssertUnwindSafe, catch_unwind},
     path::Path,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
-    time::{Duration, Instant},
+    sync::Arc,
 };
 
 use smallvec::SmallVec;
 use warpweft_core_types::{
-    CodeFormat, DeviceId, Failure, ForeignCode, HostFunction, Kernel, KernelCode, KernelContract, LoadError,
-    Module, OwnedArg, OwnedLaunch, Progress, RawArgument, RawWorkgroup, SubmissionId, WORKGROUP_ABI,
-    Workgroup,
+    Access, Arg, BufferView, CodeFormat, DeviceId, Failure, ForeignCode, HostFunction, Kernel, KernelCode,
+    KernelContract, Launch, Limits, LoadError, Module, Param, Progress, RawArgument, RawWorkgroup,
+    WORKGROUP_ABI, WorkId, Workgroup,
 };
 
 use crate::memory::Span;
+
+/// The forms of code that run on the host, preferred first.
+pub(crate) const FORMATS: &[CodeFormat] = &[CodeFormat::HostFunction, CodeFormat::HostLibrary];
 
 /// A module's kernels, found once when it was loaded.
 #[derive(Debug)]
@@ -36,8 +35,6 @@ pub(crate) struct HostKernel {
     contract: KernelContract,
     body: Body,
     max_workgroups: [u32; 3],
-    /// About the longest a workgroup takes, in nanoseconds; 0 before the first run.
-    typical: AtomicU64,
 }
 
 type Entry = unsafe extern "C" fn(*const RawWorkgroup) -> i32;
@@ -53,58 +50,36 @@ enum Body {
 }
 
 impl HostModule {
-    /// Loads the first form of `code` that runs on the host.
-    pub(crate) fn load(
-        device: DeviceId,
-        max_workgroups: [u32; 3],
-        code: &KernelCode,
-    ) -> Result<Self, LoadError> {
-        refuse_duplicates(code.contracts())?;
-        let (format, bodies) = bodies(device, code)?;
-        let kernels = code
-            .contracts()
-            .iter()
-            .zip(bodies)
-            .map(|(contract, body)| {
-                Arc::new(HostKernel {
-                    device,
-                    contract: contract.clone(),
-                    body,
-                    max_workgroups,
-                    typical: AtomicU64::new(0),
-                })
-            })
-            .collect();
+    /// Loads `code` in a form that runs on the host.
+    pub(crate) fn load(device: DeviceId, limits: &Limits, code: &KernelCode) -> Result<Self, LoadError> {
+        code.check(limits)?;
+        let format = code.pick(device, FORMATS)?;
+        let bodies = match format {
+            CodeFormat::HostFunction => functions(code)?,
+            _ => libraries(device, code)?,
+        };
+        let kernel = |(contract, body): (&KernelContract, Body)| {
+            let contract = contract.clone();
+            Arc::new(HostKernel { device, contract, body, max_workgroups: limits.workgroups })
+        };
+        let kernels = code.contracts().iter().zip(bodies).map(kernel).collect();
         Ok(Self { device, format, kernels })
     }
 }
 
-fn refuse_duplicates(contracts: &[KernelContract]) -> Result<(), LoadError> {
-    for (position, contract) in contracts.iter().enumerate() {
-        if contracts[..position].iter().any(|earlier| earlier.name == contract.name) {
-            return Err(LoadError::DuplicateKernel { name: contract.name.clone() });
-        }
-    }
-    Ok(())
+/// One body for each contract, in order.
+fn functions(code: &KernelCode) -> Result<Vec<Body>, LoadError> {
+    code.contracts().iter().map(|contract| find_function(code, contract)).collect()
 }
 
 /// One body for each contract, in order.
-fn bodies(device: DeviceId, code: &KernelCode) -> Result<(CodeFormat, Vec<Body>), LoadError> {
-    if !code.functions().is_empty() {
-        let find = |contract: &KernelContract| find_function(code, contract);
-        return Ok((CodeFormat::HostFunction, code.contracts().iter().map(find).collect::<Result<_, _>>()?));
-    }
-    let library = code.foreign().iter().find_map(|form| match form {
+fn libraries(device: DeviceId, code: &KernelCode) -> Result<Vec<Body>, LoadError> {
+    let path = code.foreign().iter().find_map(|form| match form {
         ForeignCode::HostLibrary(path) => Some(path),
         _ => None,
     });
-    if let Some(path) = library {
-        return Ok((CodeFormat::HostLibrary, open_library(path, code.contracts())?));
-    }
-    match code.formats().next() {
-        Some(format) => Err(LoadError::UnsupportedFormat { device, format }),
-        None => Err(LoadError::Rejected { log: "there is no code in any form".to_owned() }),
-    }
+    let absent = LoadError::UnsupportedFormat { device, format: CodeFormat::HostLibrary };
+    open_library(path.ok_or(absent)?, code.contracts())
 }
 
 fn find_function(code: &KernelCode, contract: &KernelContract) -> Result<Body, LoadError> {
@@ -120,13 +95,14 @@ fn find_function(code: &KernelCode, contract: &KernelContract) -> Result<Body, L
 
 #[expect(unsafe_code, reason = "opens a dynamic library")]
 fn open_library(path: &Path, contracts: &[KernelContract]) -> Result<Vec<Body>, LoadError> {
-    let refused = |reason: &libloading::Error| LoadError::Library {
-        path: path.display().to_string(),
-        reason: reason.to_string(),
-    };
+    let path_text = || path.display().to_string();
     // SAFETY: initialisers of the library run here; that they are sound is part of what the program
     // asserted with `KernelCode::with_foreign`.
-    let library = unsafe { libloading::Library::new(path) }.map_err(|error| refused(&error))?;
+    let library = unsafe { libloading::Library::new(path) }.map_err(|error| {
+        // The loader's own words are in the source.
+        let reason = std::error::Error::source(&error).map_or_else(|| error.to_string(), ToString::to_string);
+        LoadError::Library { path: path_text(), reason }
+    })?;
     let library = Arc::new(library);
     contracts
         .iter()
@@ -134,7 +110,8 @@ fn open_library(path: &Path, contracts: &[KernelContract]) -> Result<Vec<Body>, 
             // SAFETY: the type is the one `RawWorkgroup` documents for library kernels, which the
             // program asserted for every contract with `KernelCode::with_foreign`.
             let symbol = unsafe { library.get::<Entry>(contract.name.as_bytes()) };
-            let entry = *symbol.map_err(|error| refused(&error))?;
+            let missing = |_| LoadError::MissingSymbol { path: path_text(), symbol: contract.name.clone() };
+            let entry = *symbol.map_err(missing)?;
             Ok(Body::Library { entry, _library: Arc::clone(&library) })
         })
         .collect()
@@ -190,97 +167,104 @@ impl YieldSource for NeverYield {
 
 extern "C" fn should_yield<Y: YieldSource>(context: *const c_void) -> bool {
     #[expect(unsafe_code, reason = "a C callback receives its context as a pointer")]
-    // SAFETY: `HostKernel::run` passes the address of a `Y` that outlives the kernel's call.
+    // SAFETY: `HostLaunch::run_with` passes the address of a `Y` that outlives the kernel's call.
     let source = unsafe { &*context.cast::<Y>() };
     source.should_yield()
 }
 
-/// Where a kernel runs, for the error when it fails.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Site {
-    pub(crate) device: DeviceId,
-    pub(crate) submission: SubmissionId,
+/// A launch with its operands found: it needs nothing but a thread.
+#[derive(Debug)]
+pub(crate) struct HostLaunch {
+    kernel: Arc<HostKernel>,
+    workgroups: [u32; 3],
+    args: SmallVec<[HostArg; 4]>,
 }
 
-/// A launch whose operands were found: what workgroups are made from.
-pub(crate) struct Prepared<'a> {
-    launch: &'a OwnedLaunch,
-    kernel: &'a HostKernel,
-    arguments: SmallVec<[RawArgument; 4]>,
+#[derive(Debug)]
+enum HostArg {
+    /// The view keeps the memory of the span alive.
+    Buffer {
+        span: Span,
+        access: Access,
+        _view: BufferView,
+    },
+    Scalar(SmallVec<[u8; 16]>),
 }
 
-impl<'a> Prepared<'a> {
-    /// Finds the addresses of a launch's arguments; `None` if some operand is not of a host device.
-    pub(crate) fn new(launch: &'a OwnedLaunch) -> Option<Self> {
-        let kernel = HostKernel::of(&launch.kernel)?;
-        let arguments = launch.args.iter().map(raw_argument).collect::<Option<_>>()?;
-        Some(Self { launch, kernel, arguments })
+impl HostLaunch {
+    /// Finds the operands of a launch, if the kernel and all buffers are of host devices.
+    pub(crate) fn new(launch: &Launch<'_>) -> Option<Self> {
+        let kernel = HostKernel::of(launch.kernel())?;
+        let arg = |(arg, param): (&Arg<'_>, &Param)| match (arg, param) {
+            (Arg::Buffer(view), Param::Buffer { access, .. }) => {
+                Some(HostArg::Buffer { span: Span::of(view)?, access: *access, _view: (*view).clone() })
+            }
+            (Arg::Scalar(bytes), _) => Some(HostArg::Scalar((*bytes).into())),
+            // `Launch::new` refuses a buffer where the contract has a value.
+            (Arg::Buffer(_), Param::Scalar { .. }) => None,
+        };
+        let params = &launch.kernel().contract().params;
+        let args = launch.args().iter().zip(params).map(arg).collect::<Option<_>>()?;
+        Some(Self { kernel, workgroups: launch.workgroups(), args })
+    }
+
+    pub(crate) fn contract(&self) -> &KernelContract {
+        &self.kernel.contract
     }
 
     pub(crate) fn workgroup_count(&self) -> u64 {
-        self.launch.workgroups.iter().map(|&n| u64::from(n)).product()
+        self.workgroups.iter().map(|&n| u64::from(n)).product()
+    }
+
+    fn arguments(&self) -> SmallVec<[RawArgument; 4]> {
+        let raw = |arg: &HostArg| match arg {
+            HostArg::Buffer { span, access, .. } => {
+                RawArgument::buffer(span.as_ptr(), span.len() as u64, *access)
+            }
+            HostArg::Scalar(bytes) => RawArgument::scalar(bytes.as_ptr().cast_mut(), bytes.len() as u64),
+        };
+        self.args.iter().map(raw).collect()
     }
 
     /// Runs the workgroup at this position, counted along x, then y, then z.
     pub(crate) fn run<Y: YieldSource>(
         &self,
-        site: Site,
+        work: WorkId,
+        position: u64,
+        source: &Y,
+    ) -> Result<Progress, Arc<Failure>> {
+        self.run_with(&self.arguments(), work, position, source)
+    }
+
+    /// Runs every workgroup on this thread.
+    pub(crate) fn run_all(&self, work: WorkId) -> Result<(), Arc<Failure>> {
+        let arguments = self.arguments();
+        for position in 0..self.workgroup_count() {
+            self.run_with(&arguments, work, position, &NeverYield)?;
+        }
+        Ok(())
+    }
+
+    fn run_with<Y: YieldSource>(
+        &self,
+        arguments: &[RawArgument],
+        work: WorkId,
         position: u64,
         source: &Y,
     ) -> Result<Progress, Arc<Failure>> {
         let raw = RawWorkgroup {
             abi: WORKGROUP_ABI,
             // A launch has as many arguments as its contract, which is far from the limit.
-            argument_count: u32::try_from(self.arguments.len()).unwrap_or(u32::MAX),
-            index: index_of(position, self.launch.workgroups),
-            workgroups: self.launch.workgroups,
+            argument_count: u32::try_from(arguments.len()).unwrap_or(u32::MAX),
+            index: index_of(position, self.workgroups),
+            workgroups: self.workgroups,
             size: self.kernel.contract.workgroup_size,
-            arguments: self.arguments.as_ptr(),
+            arguments: arguments.as_ptr(),
             context: std::ptr::from_ref(source).cast(),
             should_yield: should_yield::<Y>,
         };
         let outcome = self.kernel.call(&raw);
-        outcome.map_err(|fault| Arc::new(fault.at(site, &self.kernel.contract.name)))
-    }
-
-    /// Remembers how long `workgroups` workgroups took, one after the other.
-    pub(crate) fn learn(&self, workgroups: u64, took: Duration) {
-        let each = took.as_nanos() / u128::from(workgroups.max(1));
-        let each = u64::try_from(each).unwrap_or(u64::MAX).max(1);
-        // Relaxed: an estimate. It rises at once and falls slowly, so that one interruption by the
-        // operating system is forgotten after some dozen runs.
-        let before = self.kernel.typical.load(Ordering::Relaxed);
-        self.kernel.typical.store(each.max(before - before / 8), Ordering::Relaxed);
-    }
-
-    /// How long the launch should take, if the kernel ran before.
-    pub(crate) fn expected(&self) -> Option<Duration> {
-        match self.kernel.typical.load(Ordering::Relaxed) {
-            0 => None,
-            each => Some(Duration::from_nanos(each.saturating_mul(self.workgroup_count()))),
-        }
-    }
-
-    /// Runs every workgroup on this thread.
-    pub(crate) fn run_all(&self, site: Site) -> Result<(), Arc<Failure>> {
-        let (count, start) = (self.workgroup_count(), Instant::now());
-        for position in 0..count {
-            self.run(site, position, &NeverYield)?;
-        }
-        self.learn(count, start.elapsed());
-        Ok(())
-    }
-}
-
-fn raw_argument(arg: &OwnedArg) -> Option<RawArgument> {
-    match arg {
-        OwnedArg::Buffer(view) => {
-            let span = Span::of(view)?;
-            Some(RawArgument { data: span.as_ptr(), size: span.len() as u64 })
-        }
-        OwnedArg::Scalar(bytes) => {
-            Some(RawArgument { data: bytes.as_ptr().cast_mut(), size: bytes.len() as u64 })
-        }
+        outcome.map_err(|fault| Arc::new(fault.at(work, &self.kernel.contract.name)))
     }
 }
 
@@ -297,27 +281,27 @@ enum Fault {
 }
 
 impl Fault {
-    fn at(self, site: Site, kernel: &str) -> Failure {
-        let (device, submission, kernel) = (site.device, site.submission, kernel.to_owned());
+    fn at(self, work: WorkId, kernel: &str) -> Failure {
+        let kernel = kernel.to_owned();
         match self {
-            Self::Panic(message) => Failure::KernelPanicked { device, submission, kernel, message },
-            Self::Code(code) => Failure::KernelFailed { device, submission, kernel, code },
+            Self::Panic(message) => Failure::KernelPanicked { work, kernel, message },
+            Self::Code(code) => Failure::KernelFailed { work, kernel, code },
         }
     }
 }
 
 impl HostKernel {
     /// The host kernel behind a handle, if it is one.
-    pub(crate) fn of(kernel: &Arc<dyn Kernel>) -> Option<&Self> {
-        let kernel: &dyn Any = kernel.as_ref();
-        kernel.downcast_ref()
+    fn of(kernel: &Arc<dyn Kernel>) -> Option<Arc<Self>> {
+        let kernel: Arc<dyn Any + Send + Sync> = Arc::clone(kernel) as _;
+        kernel.downcast().ok()
     }
 
     #[expect(unsafe_code, reason = "calls into kernels")]
     fn call(&self, raw: &RawWorkgroup) -> Result<Progress, Fault> {
         match &self.body {
             Body::Function(function) => {
-                // SAFETY: `Prepared::run` made `raw`: its arguments stand for views kept alive by the
+                // SAFETY: `HostLaunch::run_with` made `raw`: its arguments stand for views kept alive by the
                 // launch, whose memory nobody references, and its context is the source it names.
                 let workgroup = unsafe { Workgroup::from_raw(raw) };
                 // A kernel's state is in its buffers; a panic leaves nothing half-changed but those.
@@ -342,4 +326,18 @@ fn panic_text(payload: &(dyn Any + Send)) -> String {
         .copied()
         .or_else(|| payload.downcast_ref::<String>().map(String::as_str));
     text.unwrap_or("a panic without a message").to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn positions_count_along_x_then_y_then_z() {
+        let grid = [3, 2, 2];
+        let indices: Vec<_> = (0..12).map(|position| index_of(position, grid)).collect();
+        assert_eq!(indices[..4], [[0, 0, 0], [1, 0, 0], [2, 0, 0], [0, 1, 0]]);
+        assert_eq!(indices[6], [0, 0, 1]);
+        assert_eq!(indices[11], [2, 1, 1]);
+    }
 }

@@ -7,9 +7,10 @@ use std::{
     time::{Duration, Instant},
 };
 
+use smallvec::SmallVec;
 use warpweft_core_types::{
-    Access, BufferView, DeviceId, Failure, Launch, Op, OwnedLaunch, OwnedOp, OwnedSubmission, Queue,
-    QueueDesc, SemaphorePoint, SignalError, Submission, SubmissionId, SubmitError,
+    Access, BufferView, DeviceId, Failure, Launch, Op, Queue, QueueDesc, QueueId, SemaphorePoint, Submission,
+    SubmissionId, SubmitError, WorkId, promise_all,
 };
 
 use crate::{
@@ -17,13 +18,9 @@ use crate::{
     engine::{Engine, Task},
     link::LinkTable,
     memory::{self, Span},
-    module::{HostKernel, NeverYield, Prepared, Site},
+    module::{HostLaunch, NeverYield},
     split::Split,
 };
-
-/// A waiter runs kernels on its own thread only if none of their runs so far took longer than this, so that
-/// it can overrun its deadline by about as much.
-const HELP_LIMIT: Duration = Duration::from_micros(50);
 
 /// What one thread copies before it lets the others in on it.
 const COPY_PART: usize = 1 << 20;
@@ -31,11 +28,13 @@ const COPY_PART: usize = 1 << 20;
 /// A copy is shared between workers from this size on.
 const SHARED_COPY: usize = 4 << 20;
 
+/// The longest that a workgroup of a brief kernel takes.
+const BRIEF: Duration = Duration::from_micros(20);
+
 /// A queue's state and work, kept alive by whoever may still have to run it.
 #[derive(Debug)]
 pub(crate) struct QueueCore {
-    device: DeviceId,
-    number: u32,
+    id: QueueId,
     capacity: usize,
     engine: Arc<Engine>,
     links: Arc<LinkTable>,
@@ -67,15 +66,39 @@ enum Phase {
 #[derive(Debug)]
 struct Job {
     id: SubmissionId,
-    work: OwnedSubmission,
+    waits: SmallVec<[SemaphorePoint; 2]>,
+    ops: SmallVec<[HostOp; 1]>,
+    signals: SmallVec<[SemaphorePoint; 1]>,
     /// The first operation not done yet.
     next: usize,
+}
+
+/// An operation whose operands were found.
+#[derive(Debug)]
+enum HostOp {
+    Copy { src: Operand, dst: Operand },
+    Fill { dst: Operand, pattern: u32 },
+    Launch(Arc<HostLaunch>),
+}
+
+/// A view, which keeps its memory alive, and where that memory is.
+#[derive(Debug, Clone)]
+struct Operand {
+    view: BufferView,
+    span: Span,
+}
+
+impl State {
+    /// Submissions taken and not ended, the running one included.
+    fn pending(&self) -> usize {
+        self.jobs.len() + usize::from(self.phase == Phase::Running)
+    }
 }
 
 impl Job {
     /// A point that is not reached yet, or the failure that makes the job pointless.
     fn obstacle(&self) -> Result<Option<&SemaphorePoint>, Arc<Failure>> {
-        for point in &self.work.waits {
+        for point in &self.waits {
             if !point.poll()? {
                 return Ok(Some(point));
             }
@@ -84,7 +107,7 @@ impl Job {
     }
 
     fn fail(&self, failure: &Arc<Failure>) {
-        for point in &self.work.signals {
+        for point in &self.signals {
             point.semaphore.fail(Arc::clone(failure));
         }
     }
@@ -100,40 +123,60 @@ enum Outcome {
 
 impl QueueCore {
     pub(crate) fn new(
-        device: DeviceId,
-        number: u32,
+        id: QueueId,
         desc: &QueueDesc,
         engine: Arc<Engine>,
         links: Arc<LinkTable>,
     ) -> Arc<Self> {
-        Arc::new(Self { device, number, capacity: desc.capacity, engine, links, state: Mutex::default() })
+        Arc::new(Self { id, capacity: desc.capacity, engine, links, state: Mutex::default() })
     }
 
     fn submit(self: &Arc<Self>, submission: &Submission<'_>) -> Result<SubmissionId, SubmitError> {
-        for op in submission.ops {
-            check_op(self.device, &self.links, op)?;
+        let ops = submission.ops.iter().map(|op| self.find_op(op)).collect::<Result<_, _>>()?;
+        for point in submission.signals {
+            let owner = point.semaphore.device();
+            if !self.links.knows(owner) {
+                return Err(SubmitError::Foreign { what: "semaphore", owner, device: self.id.device });
+            }
         }
-        let work = OwnedSubmission::from(submission);
         let mut state = self.lock();
         if let Some(failure) = &state.failure {
             return Err(SubmitError::Failed(Arc::clone(failure)));
         }
-        if state.jobs.len() >= self.capacity {
-            return Err(SubmitError::QueueFull {
-                device: self.device,
-                queue: self.number,
-                capacity: self.capacity,
-            });
+        if state.pending() >= self.capacity {
+            return Err(SubmitError::QueueFull { queue: self.id, capacity: self.capacity });
         }
-        promise_all(&work.signals)?;
-        let id = SubmissionId { queue: self.number, index: state.submitted };
+        promise_all(submission.signals)?;
+        let id = SubmissionId { queue: self.id, index: state.submitted };
         state.submitted += 1;
-        state.jobs.push_back(Job { id, work, next: 0 });
-        let first = state.jobs.len() == 1 && state.phase == Phase::Idle;
-        if first {
+        let (waits, signals) = (submission.waits.into(), submission.signals.into());
+        state.jobs.push_back(Job { id, waits, ops, signals, next: 0 });
+        if state.jobs.len() == 1 {
             self.schedule(state);
         }
         Ok(id)
+    }
+
+    fn find_op(&self, op: &Op<'_>) -> Result<HostOp, SubmitError> {
+        let device = self.id.device;
+        let operand = |view, access| find_view(device, &self.links, view, access);
+        match op {
+            Op::Copy(copy) => Ok(HostOp::Copy {
+                src: operand(copy.src(), Access::Read)?,
+                dst: operand(copy.dst(), Access::Write)?,
+            }),
+            Op::Fill(fill) => {
+                Ok(HostOp::Fill { dst: operand(fill.dst(), Access::Write)?, pattern: fill.pattern() })
+            }
+            Op::Launch(launch) => {
+                let contract = launch.kernel().contract();
+                if contract.resident {
+                    return Err(SubmitError::Sliced { kernel: contract.name.clone() });
+                }
+                Ok(HostOp::Launch(Arc::new(find_launch(device, &self.links, launch)?)))
+            }
+            _ => Err(SubmitError::Invalid { reason: "host devices do not know this operation".to_owned() }),
+        }
     }
 
     /// Puts the queue in the engine's list if its first job is ready, else leaves a waker with what it
@@ -155,7 +198,7 @@ impl QueueCore {
             return;
         };
         if state.closing {
-            let failure = Arc::new(Failure::Abandoned { device: self.device });
+            let failure = Arc::new(Failure::Abandoned { device: self.id.device });
             return self.fail(state, &failure);
         }
         drop(state);
@@ -184,7 +227,7 @@ impl QueueCore {
         match self.execute(&mut job) {
             Outcome::Done => {
                 // Every wait behind these signals may rely on all operations of the job.
-                for point in &job.work.signals {
+                for point in &job.signals {
                     raise(point);
                 }
                 drop(job);
@@ -198,10 +241,10 @@ impl QueueCore {
                 self.engine.push_at(due, Task::Queue(Arc::clone(self)));
             }
             Outcome::Failed(failure) => {
-                job.fail(&failure);
-                drop(job);
+                // The queue fails first: whoever hears of the failure must find that it takes no more.
                 let mut state = self.lock();
                 state.phase = Phase::Idle;
+                state.jobs.push_front(job);
                 self.fail(state, &failure);
             }
         }
@@ -214,104 +257,66 @@ impl QueueCore {
     }
 
     fn execute(&self, job: &mut Job) -> Outcome {
-        while let Some(op) = job.work.ops.get(job.next) {
+        while let Some(op) = job.ops.get(job.next) {
             job.next += 1;
-            let started = Instant::now();
             match self.execute_op(job.id, op) {
-                Ok(Duration::ZERO) => {}
-                Ok(least) => return Outcome::Pause(started + least),
+                Ok(None) => {}
+                Ok(Some(due)) => return Outcome::Pause(due),
                 Err(failure) => return Outcome::Failed(failure),
             }
         }
         Outcome::Done
     }
 
-    /// Does one operation and says how long it must take at least.
-    fn execute_op(&self, submission: SubmissionId, op: &OwnedOp) -> Result<Duration, Arc<Failure>> {
+    /// Does one operation and says when its links have carried it, if they take longer.
+    fn execute_op(&self, submission: SubmissionId, op: &HostOp) -> Result<Option<Instant>, Arc<Failure>> {
         match op {
-            OwnedOp::Copy { src, dst } => {
-                self.copy(submission, src, dst)?;
-                Ok(self.links.cross(self.device, src, dst))
+            HostOp::Copy { src, dst } => {
+                self.copy(src, dst)?;
+                Ok(self.links.cross(self.id.device, &src.view, &dst.view))
             }
-            OwnedOp::Fill { dst, pattern } => {
-                self.fill(submission, dst, *pattern)?;
-                Ok(self.links.cross_fill(self.device, dst))
+            HostOp::Fill { dst, pattern } => {
+                fill(dst, *pattern);
+                Ok(self.links.cross_fill(self.id.device, &dst.view))
             }
-            OwnedOp::Launch(launch) => self.launch(submission, launch).map(|()| Duration::ZERO),
-            other => Err(self.cannot(submission, other.name())),
+            HostOp::Launch(launch) => self.launch(submission, launch).map(|()| None),
         }
     }
 
     #[expect(unsafe_code, reason = "device memory is only reachable through raw pointers")]
-    fn copy(&self, submission: SubmissionId, src: &BufferView, dst: &BufferView) -> Result<(), Arc<Failure>> {
-        let (Some(from), Some(to)) = (Span::of(src), Span::of(dst)) else {
-            return Err(self.cannot(submission, "copy"));
-        };
-        if self.engine.workers() == 1 || from.len() < SHARED_COPY {
-            // SAFETY: the spans come from views that the job keeps alive, and `CopyRegion` checked that
+    fn copy(&self, src: &Operand, dst: &Operand) -> Result<(), Arc<Failure>> {
+        if self.engine.workers() == 1 || src.span.len() < SHARED_COPY {
+            // SAFETY: the spans are those of views that the job keeps alive, and `CopyRegion` checked that
             // they have one length and share no bytes.
-            unsafe { memory::copy(from, to) };
+            unsafe { memory::copy(src.span, dst.span) };
             return Ok(());
         }
-        let keep_alive = (src.clone(), dst.clone());
-        Split::run(&self.engine, from.len().div_ceil(COPY_PART) as u64, move |part| {
-            let _ = &keep_alive;
+        let (src, dst) = (src.clone(), dst.clone());
+        Split::run(&self.engine, src.span.len().div_ceil(COPY_PART) as u64, move |part| {
             let offset = usize::try_from(part).unwrap_or(usize::MAX).saturating_mul(COPY_PART);
-            // SAFETY: as above, for equal parts of both spans; `keep_alive` holds the buffers.
-            unsafe { memory::copy(from.part(offset, COPY_PART), to.part(offset, COPY_PART)) };
+            // SAFETY: as above, for equal parts of both spans; the operands came along.
+            unsafe { memory::copy(src.span.part(offset, COPY_PART), dst.span.part(offset, COPY_PART)) };
             Ok(())
         })
     }
 
-    #[expect(unsafe_code, reason = "device memory is only reachable through raw pointers")]
-    fn fill(&self, submission: SubmissionId, dst: &BufferView, pattern: u32) -> Result<(), Arc<Failure>> {
-        let span = Span::of(dst).ok_or_else(|| self.cannot(submission, "fill"))?;
-        // SAFETY: the span comes from a view that the job keeps alive.
-        unsafe { memory::fill(span, pattern) };
-        Ok(())
-    }
-
-    fn launch(&self, submission: SubmissionId, launch: &OwnedLaunch) -> Result<(), Arc<Failure>> {
-        let site = Site { device: self.device, submission };
-        let prepared = Prepared::new(launch).ok_or_else(|| self.cannot(submission, "launch"))?;
-        let count = prepared.workgroup_count();
+    fn launch(&self, submission: SubmissionId, launch: &Arc<HostLaunch>) -> Result<(), Arc<Failure>> {
+        let work = WorkId::Submission(submission);
+        let count = launch.workgroup_count();
         if self.engine.workers() == 1 || count == 1 {
-            return prepared.run_all(site);
+            return launch.run_all(work);
         }
-        let owned = launch.clone();
-        Split::run(&self.engine, count, move |position| {
-            // Found before, so it is found again.
-            Prepared::new(&owned).map_or(Ok(()), |part| {
-                let started = Instant::now();
-                part.run(site, position, &NeverYield)?;
-                part.learn(1, started.elapsed());
-                Ok(())
-            })
-        })
+        let launch = Arc::clone(launch);
+        Split::run(&self.engine, count, move |position| launch.run(work, position, &NeverYield).map(|_| ()))
     }
 
-    fn cannot(&self, submission: SubmissionId, what: &'static str) -> Arc<Failure> {
-        let reason = "an operand does not belong to a host device".to_owned();
-        Arc::new(Failure::OperationFailed { device: self.device, submission, what, reason })
-    }
-
-    /// Whether the first job should end well before `remaining` is over: kernels within [`HELP_LIMIT`],
-    /// copies and fills, whose cost is known, within a quarter of it.
+    /// Whether the first job should end well before `remaining` is over: copies and fills, whose cost is
+    /// known, and kernels that say they are brief.
     pub(crate) fn is_quick(&self, remaining: Duration) -> bool {
         let state = self.lock();
         let Some(job) = state.jobs.front() else { return false };
-        let (mut kernels, mut copies) = (Duration::ZERO, Duration::ZERO);
-        for op in &job.work.ops[job.next..] {
-            match op {
-                OwnedOp::Copy { dst, .. } | OwnedOp::Fill { dst, .. } => copies += copy_time(dst.size()),
-                OwnedOp::Launch(launch) => match Prepared::new(launch).and_then(|launch| launch.expected()) {
-                    Some(expected) => kernels += expected,
-                    None => return false,
-                },
-                _ => return false,
-            }
-        }
-        kernels <= HELP_LIMIT && kernels + copies <= remaining / 4
+        let cost = job.ops[job.next..].iter().map(quick_time).sum::<Option<Duration>>();
+        cost.is_some_and(|cost| cost <= remaining / 4)
     }
 
     /// The device goes away: what is ready still runs, what waits is abandoned.
@@ -334,20 +339,24 @@ impl Wake for QueueCore {
     }
 }
 
-/// How long a slow core copies: a few bytes a nanosecond.
-const fn copy_time(size: u64) -> Duration {
-    Duration::from_nanos(size / 4)
+/// How long an operation takes at most on a slow core that does nothing else; `None` if nobody knows.
+fn quick_time(op: &HostOp) -> Option<Duration> {
+    // A few bytes a nanosecond.
+    let copy_time = |operand: &Operand| Some(Duration::from_nanos(operand.view.size() / 4));
+    match op {
+        HostOp::Copy { dst, .. } | HostOp::Fill { dst, .. } => copy_time(dst),
+        HostOp::Launch(launch) if launch.contract().brief => {
+            let workgroups = u32::try_from(launch.workgroup_count()).ok()?;
+            BRIEF.checked_mul(workgroups)
+        }
+        HostOp::Launch(_) => None,
+    }
 }
 
-fn promise_all(signals: &[SemaphorePoint]) -> Result<(), SubmitError> {
-    for point in signals {
-        point.semaphore.promise(point.value).map_err(|error| match error {
-            SignalError::Failed(failure) => SubmitError::Failed(failure),
-            SignalError::NotIncreasing { value, current } => SubmitError::NotIncreasing { value, current },
-            _ => SubmitError::NotIncreasing { value: point.value, current: point.semaphore.value() },
-        })?;
-    }
-    Ok(())
+#[expect(unsafe_code, reason = "device memory is only reachable through raw pointers")]
+fn fill(dst: &Operand, pattern: u32) {
+    // SAFETY: the span is that of a view that the job keeps alive.
+    unsafe { memory::fill(dst.span, pattern) };
 }
 
 /// Raises a promised point. The host may have gone past it or failed it meanwhile; either way it is settled.
@@ -355,46 +364,34 @@ fn raise(point: &SemaphorePoint) {
     let _settled = point.semaphore.signal(point.value);
 }
 
-/// Checks that a device can carry out an operation: its operands are the backend's, and links lead there.
-fn check_op(device: DeviceId, links: &LinkTable, op: &Op<'_>) -> Result<(), SubmitError> {
-    match op {
-        Op::Copy(copy) => {
-            check_view(device, links, copy.src(), Access::Read)?;
-            check_view(device, links, copy.dst(), Access::Write)
-        }
-        Op::Fill(fill) => check_view(device, links, fill.dst(), Access::Write),
-        Op::Launch(launch) if launch.kernel().contract().resident => {
-            Err(SubmitError::Sliced { kernel: launch.kernel().contract().name.clone() })
-        }
-        Op::Launch(launch) => check_launch(device, links, launch),
-        _ => Ok(()),
-    }
-}
-
-/// Checks that a device can carry out a launch.
-pub(crate) fn check_launch(
+/// Finds a launch's operands and checks that the device can carry it out.
+pub(crate) fn find_launch(
     device: DeviceId,
     links: &LinkTable,
     launch: &Launch<'_>,
-) -> Result<(), SubmitError> {
-    let kernel = launch.kernel();
-    if kernel.device() != device || HostKernel::of(kernel).is_none() {
-        return Err(SubmitError::Foreign { what: "kernel", owner: kernel.device(), device });
+) -> Result<HostLaunch, SubmitError> {
+    let owner = launch.kernel().device();
+    for (view, access) in launch.buffers() {
+        find_view(device, links, view, access)?;
     }
-    launch.buffers().try_for_each(|(view, access)| check_view(device, links, view, access))
+    HostLaunch::new(launch).filter(|_| owner == device).ok_or(SubmitError::Foreign {
+        what: "kernel",
+        owner,
+        device,
+    })
 }
 
-fn check_view(
+fn find_view(
     device: DeviceId,
     links: &LinkTable,
     view: &BufferView,
     access: Access,
-) -> Result<(), SubmitError> {
+) -> Result<Operand, SubmitError> {
     let owner = view.device();
-    if !links.knows(owner) || Span::of(view).is_none() {
-        return Err(SubmitError::Foreign { what: "buffer", owner, device });
-    }
-    links.check(device, view, access)
+    let foreign = SubmitError::Foreign { what: "buffer", owner, device };
+    let span = Span::of(view).filter(|_| links.knows(owner)).ok_or(foreign)?;
+    links.check(device, view, access)?;
+    Ok(Operand { view: view.clone(), span })
 }
 
 /// The user's handle of a queue. It keeps the device open.
@@ -405,8 +402,8 @@ pub(crate) struct HostQueue {
 }
 
 impl Queue for HostQueue {
-    fn device(&self) -> DeviceId {
-        self.core.device
+    fn id(&self) -> QueueId {
+        self.core.id
     }
 
     fn submit(&self, submission: &Submission<'_>) -> Result<SubmissionId, SubmitError> {

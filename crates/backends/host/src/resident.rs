@@ -9,14 +9,14 @@ use std::{
 };
 
 use warpweft_core_types::{
-    Deadline, DeviceId, Failure, OwnedLaunch, Progress, Resident, ResidentBudget, ResidentDesc,
-    ResidentError, ResidentState, SliceConfig, SubmissionId,
+    Deadline, DeviceId, Failure, Progress, Resident, ResidentBudget, ResidentDesc, ResidentError,
+    ResidentState, SliceConfig, WorkId,
 };
 
 use crate::{
     device::HostDevice,
     engine::{Engine, Task},
-    module::{Prepared, Site, YieldSource},
+    module::{HostLaunch, YieldSource},
 };
 
 /// How long a workgroup rests after it found nothing to do.
@@ -72,7 +72,7 @@ impl Drop for Seats {
 #[derive(Debug)]
 pub(crate) struct ResidentCore {
     device: DeviceId,
-    launch: OwnedLaunch,
+    launch: HostLaunch,
     slice: SliceConfig,
     engine: Arc<Engine>,
     slices: AtomicU64,
@@ -116,16 +116,17 @@ impl ResidentCore {
     /// Starts the workgroups and returns once each has begun its first slice.
     pub(crate) fn launch(
         device: DeviceId,
+        launch: HostLaunch,
         desc: &ResidentDesc<'_>,
         engine: &Arc<Engine>,
         budget: &Arc<Budget>,
     ) -> Result<Arc<Self>, ResidentError> {
-        let count = desc.launch.workgroup_count();
+        let count = launch.workgroup_count();
         let seats = budget.reserve(device, count)?;
         let count = seats.count as usize;
         let core = Arc::new(Self {
             device,
-            launch: (&desc.launch).into(),
+            launch,
             slice: desc.slice,
             engine: Arc::clone(engine),
             slices: AtomicU64::new(0),
@@ -148,10 +149,17 @@ impl ResidentCore {
     fn check_in(&self, deadline: Deadline) -> Result<(), ResidentError> {
         let started = |state: &State| state.started.iter().filter(|&&begun| begun).count();
         let wanted = self.lock().workgroups.len();
-        if self.wait_until(deadline, |state| started(state) == wanted) {
+        let settled = |state: &State| started(state) == wanted || state.failure.is_some();
+        let in_time = self.wait_until(deadline, settled);
+        let state = self.lock();
+        if let Some(failure) = &state.failure {
+            return Err(ResidentError::Failed(Arc::clone(failure)));
+        }
+        if in_time {
             return Ok(());
         }
-        let started = started(&self.lock());
+        let started = started(&state);
+        drop(state);
         self.give(Order::Stop);
         let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
         Err(ResidentError::NotResident {
@@ -167,10 +175,9 @@ impl ResidentCore {
             return;
         }
         let slice = Slice { core: &self, began: Instant::now() };
-        let site = Site { device: self.device, submission: SubmissionId { queue: 0, index: self.slices() } };
-        // The launch was checked when the resident was made, so its operands are found.
-        let outcome = Prepared::new(&self.launch)
-            .map_or(Ok(Progress::Finished), |prepared| prepared.run(site, workgroup as u64, &slice));
+        let work =
+            WorkId::Resident { device: self.device, workgroup: u32::try_from(workgroup).unwrap_or(u32::MAX) };
+        let outcome = self.launch.run(work, workgroup as u64, &slice);
         self.slices.fetch_add(1, Ordering::Relaxed);
         if let Some(again) = self.leave(workgroup, outcome) {
             let task = Task::Slice(Arc::clone(&self), workgroup);
@@ -216,10 +223,10 @@ impl ResidentCore {
         let over = state.workgroups.iter().all(|&phase| phase == Phase::Finished);
         match self.order() {
             _ if state.failure.is_some() => ResidentState::Failed,
-            Order::Stop => ResidentState::Stopped,
+            Order::Stop if state.inside().is_none() => ResidentState::Stopped,
             _ if over => ResidentState::Stopped,
             Order::Park if state.inside().is_none() => ResidentState::Parked,
-            Order::Park | Order::Run => ResidentState::Running,
+            Order::Park | Order::Stop | Order::Run => ResidentState::Running,
         }
     }
 
@@ -241,9 +248,23 @@ impl ResidentCore {
     }
 
     fn park(self: &Arc<Self>, deadline: Deadline) -> Result<(), ResidentError> {
-        drop(self.require(ResidentState::Running, "park")?);
-        self.give(Order::Park);
-        self.wait_outside(deadline).inspect_err(|_| self.run_again(&mut self.lock()))
+        let state = self.require(ResidentState::Running, "park")?;
+        if self.order() != Order::Run {
+            return Err(ResidentError::WrongState { action: "park", state: "ending" });
+        }
+        // Under the lock that the state was read under, so that nobody ends it in between.
+        self.set_order(Order::Park);
+        drop(state);
+        let outcome = self.wait_outside(deadline);
+        let mut state = self.lock();
+        if let Some(failure) = &state.failure {
+            return Err(ResidentError::Failed(Arc::clone(failure)));
+        }
+        // It may have been stopped meanwhile, and then stays so.
+        if outcome.is_err() && self.order() == Order::Park {
+            self.run_again(&mut state);
+        }
+        outcome
     }
 
     fn resume(self: &Arc<Self>) -> Result<(), ResidentError> {
@@ -330,7 +351,7 @@ impl ResidentCore {
     }
 
     fn name(&self) -> String {
-        self.launch.kernel.contract().name.clone()
+        self.launch.contract().name.clone()
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

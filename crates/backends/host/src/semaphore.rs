@@ -56,8 +56,12 @@ impl Semaphore for HostSemaphore {
         self.timeline.failure()
     }
 
-    fn promise(&self, value: u64) -> Result<(), SignalError> {
+    fn promise(&self, value: u64) -> Result<u64, SignalError> {
         self.timeline.promise(value)
+    }
+
+    fn retract(&self, value: u64, before: u64) {
+        self.timeline.retract(value, before);
     }
 
     fn signal(&self, value: u64) -> Result<(), SignalError> {
@@ -77,5 +81,9 @@ impl Semaphore for HostSemaphore {
 
     fn wake_when(&self, value: u64, waker: Waker) {
         self.timeline.wake_when(value, waker);
+    }
+
+    fn forget(&self, value: u64, waker: &Waker) {
+        self.timeline.forget(value, waker);
     }
 }

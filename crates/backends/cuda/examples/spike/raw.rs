@@ -1,0 +1,244 @@
+//! The driver without us, for comparison: cudarc's raw functions on the same primary context.
+
+use std::{
+    ffi::{CString, c_void},
+    ptr,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use anyhow::{Result, bail, ensure};
+use cudarc::driver::sys::{self, CUresult};
+use warpweft_cuda::Compiler;
+
+use crate::kernels;
+
+fn check(code: CUresult) -> Result<()> {
+    ensure!(code == CUresult::CUDA_SUCCESS, "the raw driver answered {code:?}");
+    Ok(())
+}
+
+/// The context that is current on this thread, as a number.
+#[expect(unsafe_code, reason = "calls the driver")]
+pub(crate) fn current_context() -> Result<usize> {
+    let mut context = ptr::null_mut();
+    // SAFETY: the driver is initialised (a rig is open); the result is written to this stack frame.
+    check(unsafe { sys::cuCtxGetCurrent(&mut context) })?;
+    Ok(context.addr())
+}
+
+/// A device by hand: its primary context, made current on this thread, a stream, two events and the kernels.
+pub(crate) struct Raw {
+    context: sys::CUcontext,
+    stream: sys::CUstream,
+    event: sys::CUevent,
+    module: sys::CUmodule,
+    word: sys::CUdeviceptr,
+}
+
+/// A loaded kernel.
+#[derive(Clone, Copy)]
+pub(crate) struct RawKernel(sys::CUfunction);
+
+/// Memory: an address that the device and, if pinned, the host understand.
+#[derive(Clone, Copy)]
+pub(crate) struct RawMemory(pub(crate) sys::CUdeviceptr);
+
+#[expect(unsafe_code, reason = "calls the driver")]
+impl Raw {
+    pub(crate) fn open(ordinal: i32, capability: (u32, u32)) -> Result<Self> {
+        let cubin = Compiler::find().compile(kernels::SOURCE, capability)?;
+        let mut raw = Self {
+            context: ptr::null_mut(),
+            stream: ptr::null_mut(),
+            event: ptr::null_mut(),
+            module: ptr::null_mut(),
+            word: 0,
+        };
+        // SAFETY: the driver is initialised and has the device, since a rig is open on it.
+        check(unsafe { sys::cuDevicePrimaryCtxRetain(&mut raw.context, ordinal) })?;
+        raw.make_current()?;
+        // SAFETY: the context is current; the result is written to `raw`.
+        check(unsafe { sys::cuStreamCreate(&mut raw.stream, 1) })?;
+        // SAFETY: as above; 2 disables timing.
+        check(unsafe { sys::cuEventCreate(&mut raw.event, 2) })?;
+        // SAFETY: as above; the image is a whole CUBIN of our own kernels.
+        check(unsafe { sys::cuModuleLoadData(&mut raw.module, cubin.as_ptr().cast()) })?;
+        raw.word = raw.allocate(256)?.0;
+        Ok(raw)
+    }
+
+    pub(crate) fn make_current(&self) -> Result<()> {
+        // SAFETY: the context is retained until the process ends.
+        check(unsafe { sys::cuCtxSetCurrent(self.context) })
+    }
+
+    pub(crate) fn kernel(&self, name: &str) -> Result<RawKernel> {
+        let (mut function, name) = (ptr::null_mut(), CString::new(name)?);
+        // SAFETY: the module is loaded; the name is terminated.
+        check(unsafe { sys::cuModuleGetFunction(&mut function, self.module, name.as_ptr()) })?;
+        Ok(RawKernel(function))
+    }
+
+    /// Device memory, kept until the process ends.
+    pub(crate) fn allocate(&self, size: usize) -> Result<RawMemory> {
+        let mut address = 0;
+        // SAFETY: the context is current; the result is written to this stack frame.
+        check(unsafe { sys::cuMemAlloc_v2(&mut address, size) })?;
+        Ok(RawMemory(address))
+    }
+
+    /// Pinned memory, kept until the process ends.
+    pub(crate) fn pin(&self, size: usize) -> Result<RawMemory> {
+        let mut pointer = ptr::null_mut();
+        // SAFETY: as above; 3 is portable and mapped.
+        check(unsafe { sys::cuMemHostAlloc(&mut pointer, size, 3) })?;
+        Ok(RawMemory(pointer.expose_provenance() as u64))
+    }
+
+    /// A launch of one thread without parameters.
+    pub(crate) fn launch(&self, kernel: RawKernel) -> Result<()> {
+        self.launch_with(kernel, 1, &mut [])
+    }
+
+    /// A launch of `step` on a word of its own.
+    pub(crate) fn launch_step(&self, kernel: RawKernel) -> Result<()> {
+        let (mut word, mut digit) = (self.word, 1_u32);
+        self.launch_with(kernel, 1, &mut [ptr::from_mut(&mut word).cast(), ptr::from_mut(&mut digit).cast()])
+    }
+
+    fn launch_with(&self, kernel: RawKernel, blocks: u32, parameters: &mut [*mut c_void]) -> Result<()> {
+        // SAFETY: the kernel is one of ours with these parameters, on memory that stays allocated.
+        check(unsafe {
+            sys::cuLaunchKernel(
+                kernel.0,
+                blocks,
+                1,
+                1,
+                1,
+                1,
+                1,
+                0,
+                self.stream,
+                parameters.as_mut_ptr(),
+                ptr::null_mut(),
+            )
+        })
+    }
+
+    pub(crate) fn copy(&self, dst: RawMemory, src: RawMemory, size: usize) -> Result<()> {
+        // SAFETY: both ranges stay allocated until the process ends (or until the caller has waited).
+        check(unsafe { sys::cuMemcpyAsync(dst.0, src.0, size, self.stream) })
+    }
+
+    pub(crate) fn record(&self) -> Result<()> {
+        // SAFETY: both handles live until the process ends.
+        check(unsafe { sys::cuEventRecord(self.event, self.stream) })
+    }
+
+    /// Lets `later` wait for what this recorded.
+    pub(crate) fn chain_to(&self, later: &Self) -> Result<()> {
+        // SAFETY: as above.
+        check(unsafe { sys::cuStreamWaitEvent(later.stream, self.event, 0) })
+    }
+
+    pub(crate) fn synchronise(&self) -> Result<()> {
+        // SAFETY: as above. What is in the stream ends by itself.
+        check(unsafe { sys::cuStreamSynchronize(self.stream) })
+    }
+
+    /// Spins on the event instead.
+    pub(crate) fn query(&self) -> Result<()> {
+        loop {
+            // SAFETY: as above.
+            match unsafe { sys::cuEventQuery(self.event) } {
+                CUresult::CUDA_SUCCESS => return Ok(()),
+                CUresult::CUDA_ERROR_NOT_READY => {}
+                other => bail!("the raw driver answered {other:?}"),
+            }
+        }
+    }
+
+    /// Enqueues a host function that sets the flag; the time of the call is its caller's to take.
+    pub(crate) fn host_function(&self, flag: &Arc<AtomicBool>) -> Result<()> {
+        extern "C" fn set(flag: *mut c_void) {
+            // SAFETY: the pointer is the reference that `host_function` gave away, taken back once.
+            let flag = unsafe { Arc::from_raw(flag.cast_const().cast::<AtomicBool>()) };
+            flag.store(true, Ordering::Release);
+        }
+        let given = Arc::into_raw(Arc::clone(flag)).cast_mut().cast();
+        // SAFETY: the function is called once with the reference it owns.
+        check(unsafe { sys::cuLaunchHostFunc(self.stream, Some(set), given) })
+    }
+
+    /// Loads and launches a kernel never seen before, on this stream, and waits for it.
+    pub(crate) fn load_and_launch(&self, cubin: &[u8], out: RawMemory) -> Result<()> {
+        let (mut module, mut function) = (ptr::null_mut(), ptr::null_mut());
+        // SAFETY: the context is current; the image is a whole CUBIN of `second`.
+        check(unsafe { sys::cuModuleLoadData(&mut module, cubin.as_ptr().cast()) })?;
+        // SAFETY: the module is loaded.
+        check(unsafe { sys::cuModuleGetFunction(&mut function, module, c"second".as_ptr()) })?;
+        let mut out = out.0;
+        self.launch_with(RawKernel(function), 1, &mut [ptr::from_mut(&mut out).cast()])?;
+        self.synchronise()
+    }
+}
+
+/// A resident without slices: a kernel that runs until its word is set.
+pub(crate) struct RawResident<'a> {
+    raw: &'a Raw,
+    kernel: RawKernel,
+    blocks: u32,
+    words: RawMemory,
+    fan: RawMemory,
+    number: Mutex<u32>,
+}
+
+#[expect(unsafe_code, reason = "calls the driver")]
+impl<'a> RawResident<'a> {
+    pub(crate) fn new(raw: &'a Raw, blocks: u32) -> Result<Self> {
+        let (kernel, words, fan) = (raw.kernel("raw_resident")?, raw.pin(256)?, raw.allocate(256)?);
+        Ok(Self { raw, kernel, blocks, words, fan, number: Mutex::new(0) })
+    }
+
+    /// Launches it and waits for its first beat; the time of that.
+    pub(crate) fn start(&self) -> Result<Duration> {
+        let mut number = self.number.lock().unwrap_or_else(PoisonError::into_inner);
+        *number += 1;
+        let (mut stop, mut beat, mut fan) = (self.words.0, self.words.0 + 128, self.fan.0);
+        let began = Instant::now();
+        let mut parameters: [*mut c_void; 4] = [
+            ptr::from_mut(&mut stop).cast(),
+            ptr::from_mut(&mut beat).cast(),
+            ptr::from_mut(&mut fan).cast(),
+            ptr::from_mut(&mut *number).cast(),
+        ];
+        self.raw.launch_with(self.kernel, self.blocks, &mut parameters)?;
+        while self.load(128) != *number {
+            ensure!(began.elapsed() < Duration::from_secs(2), "the raw resident did not start");
+        }
+        Ok(began.elapsed())
+    }
+
+    /// Sets its word and waits for its end; the time of that.
+    pub(crate) fn stop(&self) -> Result<Duration> {
+        let number = *self.number.lock().unwrap_or_else(PoisonError::into_inner);
+        let began = Instant::now();
+        // SAFETY: the word is pinned memory of 256 bytes that only we and the kernel touch.
+        unsafe { ptr::write_volatile(ptr::with_exposed_provenance_mut::<u32>(self.place(0)), number) };
+        self.raw.synchronise()?;
+        Ok(began.elapsed())
+    }
+
+    fn load(&self, at: usize) -> u32 {
+        // SAFETY: as in `stop`.
+        unsafe { ptr::read_volatile(ptr::with_exposed_provenance::<u32>(self.place(at))) }
+    }
+
+    fn place(&self, at: usize) -> usize {
+        usize::try_from(self.words.0).map_or(0, |base| base + at)
+    }
+}

@@ -1,0 +1,163 @@
+//! What every part of the spike works with.
+
+use std::{sync::Arc, time::Duration};
+
+use anyhow::{Context as _, Result, ensure};
+use serde_json::Value;
+use warpweft_core_types::{
+    Arg, Backend, BufferDesc, BufferView, CopyRegion, Device, Features, Kernel, Launch, Op, Queue, QueueDesc,
+    SemaphorePoint, Submission,
+};
+use warpweft_cuda::CudaBackend;
+
+use crate::kernels::Kernels;
+
+/// Nothing here takes longer.
+pub(crate) const LIMIT: Duration = Duration::from_secs(10);
+
+/// The open devices, with the kernels and a queue on each.
+#[derive(Debug)]
+pub(crate) struct Rig {
+    pub(crate) backend: CudaBackend,
+    pub(crate) devices: Vec<Bench>,
+}
+
+/// One device.
+#[derive(Debug)]
+pub(crate) struct Bench {
+    pub(crate) device: Arc<dyn Device>,
+    pub(crate) kernels: Kernels,
+    pub(crate) queue: Arc<dyn Queue>,
+}
+
+impl Rig {
+    pub(crate) fn open() -> Result<Self> {
+        let backend = CudaBackend::new()?;
+        let devices = (0..)
+            .zip(backend.devices()?)
+            .map(|(ordinal, _)| Bench::open(backend.open(ordinal, Features::RESIDENT_KERNELS)?));
+        let devices = devices.collect::<Result<_>>()?;
+        Ok(Self { backend, devices })
+    }
+
+    pub(crate) fn first(&self) -> &Bench {
+        &self.devices[0]
+    }
+
+    /// Two devices that reach each other.
+    pub(crate) fn pair(&self) -> Result<(&Bench, &Bench)> {
+        let [first, second, ..] = self.devices.as_slice() else { anyhow::bail!("needs two devices") };
+        Ok((first, second))
+    }
+}
+
+impl Bench {
+    pub(crate) fn open(device: Arc<dyn Device>) -> Result<Self> {
+        let kernels = Kernels::load(device.as_ref())?;
+        let queue = device.create_queue(&QueueDesc::default())?;
+        Ok(Self { device, kernels, queue })
+    }
+
+    pub(crate) fn allocate(&self, desc: BufferDesc) -> Result<BufferView> {
+        Ok(BufferView::whole(self.device.allocate(&desc)?))
+    }
+
+    /// Host-visible memory that holds `bytes`.
+    pub(crate) fn staged(&self, bytes: &[u8]) -> Result<BufferView> {
+        let view = self.allocate(BufferDesc::host_visible(bytes.len() as u64))?;
+        view.write(bytes)?;
+        Ok(view)
+    }
+
+    /// Memory of the device that holds `bytes`.
+    pub(crate) fn uploaded(&self, bytes: &[u8]) -> Result<BufferView> {
+        let view = self.allocate(BufferDesc::device(bytes.len() as u64))?;
+        self.copy(&self.staged(bytes)?, &view)?;
+        Ok(view)
+    }
+
+    pub(crate) fn read(&self, view: &BufferView) -> Result<Vec<u8>> {
+        let landing = self.allocate(BufferDesc::host_visible(view.size()))?;
+        self.copy(view, &landing)?;
+        let mut bytes = vec![0; usize::try_from(view.size())?];
+        landing.read(&mut bytes)?;
+        Ok(bytes)
+    }
+
+    pub(crate) fn read_word(&self, view: &BufferView) -> Result<u32> {
+        let bytes = self.read(&view.slice(0..4)?)?;
+        Ok(u32::from_le_bytes(bytes.as_slice().try_into()?))
+    }
+
+    pub(crate) fn copy(&self, src: &BufferView, dst: &BufferView) -> Result<()> {
+        self.run(&[Op::Copy(CopyRegion::new(src, dst)?)])
+    }
+
+    /// Runs the operations and waits for them.
+    pub(crate) fn run(&self, ops: &[Op<'_>]) -> Result<()> {
+        let done = self.point()?;
+        self.queue.submit(&Submission { waits: &[], ops, signals: std::slice::from_ref(&done) })?;
+        Ok(done.wait(LIMIT)?)
+    }
+
+    /// The first value of a new semaphore.
+    pub(crate) fn point(&self) -> Result<SemaphorePoint> {
+        Ok(SemaphorePoint::new(&self.device.create_semaphore(0)?, 1))
+    }
+
+    pub(crate) fn new_queue(&self) -> Result<Arc<dyn Queue>> {
+        Ok(self.device.create_queue(&QueueDesc::default())?)
+    }
+
+    pub(crate) fn kernel(&self, name: &str) -> Result<Arc<dyn Kernel>> {
+        self.kernels.get(name)
+    }
+}
+
+/// One launch of a single workgroup with one buffer and one value, submitted.
+pub(crate) fn submit_word(
+    queue: &dyn Queue,
+    kernel: &Arc<dyn Kernel>,
+    buffer: &BufferView,
+    value: &[u8],
+    waits: &[SemaphorePoint],
+    signals: &[SemaphorePoint],
+) -> Result<()> {
+    let args = [Arg::Buffer(buffer), Arg::Scalar(value)];
+    let launch = Launch::new(kernel, [1, 1, 1], &args)?;
+    queue.submit(&Submission { waits, ops: &[Op::Launch(launch)], signals })?;
+    Ok(())
+}
+
+/// Bytes that differ from place to place and seed to seed.
+pub(crate) fn pattern(seed: u64, len: usize) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state.to_le_bytes()[3]
+    };
+    (0..len).map(|_| next()).collect()
+}
+
+pub(crate) fn same(what: &str, got: &[u8], expected: &[u8]) -> Result<()> {
+    ensure!(got.len() == expected.len(), "{what}: {} bytes for {}", got.len(), expected.len());
+    match got.iter().zip(expected).position(|(a, b)| a != b) {
+        None => Ok(()),
+        Some(at) => Err(anyhow::anyhow!("byte {at} is {:#x}, not {:#x}", got[at], expected[at]))
+            .context(what.to_owned()),
+    }
+}
+
+/// One line of JSON on the standard output.
+#[expect(clippy::print_stdout, reason = "the program's result")]
+pub(crate) fn report(line: &Value) {
+    println!("{line}");
+}
+
+/// A line for who watches.
+#[expect(clippy::print_stderr, reason = "the program's progress")]
+pub(crate) fn say(text: &str) {
+    eprintln!("{text}");
+}

@@ -1,0 +1,311 @@
+//! What we cost beside the raw calls, in rounds that alternate.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result};
+use serde_json::{Value, json};
+use warpweft_core_types::{Arg, BufferDesc, CopyRegion, Deadline, Launch, Op, SemaphorePoint, Submission};
+
+use crate::{
+    alloc,
+    raw::Raw,
+    rig::{Bench, LIMIT, Rig, report, say},
+};
+
+const ROUNDS: usize = 41;
+
+/// Operations of the long submission.
+const MANY: usize = 100;
+
+pub(crate) fn run(rig: &Rig) -> Result<()> {
+    let first = rig.first();
+    let capability = first.device.info().compute_capability.context("capability")?;
+    let raw = Raw::open(0, capability)?;
+    many_launches(first, &raw)?;
+    round_trips(first, &raw)?;
+    semaphores(rig, capability)?;
+    raw.make_current()?;
+    allocations(first)?;
+    copies(rig, &raw, capability)
+}
+
+/// Times of one thing, in microseconds.
+#[derive(Default)]
+pub(crate) struct Samples(Vec<f64>);
+
+impl Samples {
+    pub(crate) fn add(&mut self, time: Duration) {
+        self.0.push(time.as_secs_f64() * 1e6);
+    }
+
+    fn at(&self, part: f64) -> f64 {
+        let mut sorted = self.0.clone();
+        sorted.sort_by(f64::total_cmp);
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "an index")]
+        let index = ((sorted.len() - 1) as f64 * part).round() as usize;
+        sorted[index]
+    }
+
+    pub(crate) fn median(&self) -> f64 {
+        self.at(0.5)
+    }
+
+    pub(crate) fn json(&self) -> Value {
+        json!({"p50": self.at(0.5), "p90": self.at(0.9), "p99": self.at(0.99), "min": self.at(0.0),
+            "max": self.at(1.0), "n": self.0.len(), "unit": "us"})
+    }
+}
+
+pub(crate) fn timed(work: impl FnOnce() -> Result<()>) -> Result<Duration> {
+    let start = Instant::now();
+    work()?;
+    Ok(start.elapsed())
+}
+
+/// Runs the columns by turns and reports each.
+fn table(name: &str, columns: &mut [(&str, &mut dyn FnMut() -> Result<Duration>)]) -> Result<Vec<f64>> {
+    let mut samples: Vec<Samples> = columns.iter().map(|_| Samples::default()).collect();
+    for round in 0..ROUNDS + 5 {
+        for ((_, column), samples) in columns.iter_mut().zip(&mut samples) {
+            let time = column()?;
+            // The first rounds warm up.
+            if round >= 5 {
+                samples.add(time);
+            }
+        }
+    }
+    for ((column, _), samples) in columns.iter().zip(&samples) {
+        report(&json!({"timing": name, "what": column, "time": samples.json()}));
+        say(&format!("{name:<34} {column:<34} {:>10.2} us", samples.median()));
+    }
+    Ok(samples.iter().map(Samples::median).collect())
+}
+
+fn many_launches(bench: &Bench, raw: &Raw) -> Result<()> {
+    let word = bench.allocate(BufferDesc::device(4))?;
+    let digit = 1_u32.to_le_bytes();
+    let queue = bench.new_queue()?;
+    let semaphore = bench.device.create_semaphore(0)?;
+    let mut value = 0;
+    for name in ["nothing", "step"] {
+        let (kernel, raw_kernel) = (bench.kernel(name)?, raw.kernel(name)?);
+        let args: &[Arg<'_>] = if name == "step" { &[Arg::Buffer(&word), Arg::Scalar(&digit)] } else { &[] };
+        let ops = vec![Op::Launch(Launch::new(&kernel, [1, 1, 1], args)?); MANY];
+        let mut allocated = Vec::new();
+        let mut submit = || {
+            value += 1;
+            let signals = [SemaphorePoint::new(&semaphore, value)];
+            let before = alloc::count();
+            let time = timed(|| {
+                queue.submit(&Submission { waits: &[], ops: &ops, signals: &signals })?;
+                Ok(())
+            })?;
+            allocated.push(alloc::count() - before);
+            semaphore.wait(value, Deadline::within(LIMIT))?;
+            // The record is let go by the reactor; without it the next submission allocates another.
+            thread::sleep(Duration::from_millis(1));
+            Ok(time)
+        };
+        let mut by_hand = || {
+            let time = timed(|| {
+                for _ in 0..MANY {
+                    if name == "step" { raw.launch_step(raw_kernel)? } else { raw.launch(raw_kernel)? }
+                }
+                raw.record()
+            })?;
+            raw.synchronise()?;
+            thread::sleep(Duration::from_millis(1));
+            Ok(time)
+        };
+        let title = format!("submit of {MANY} x {name} + 1 signal");
+        let medians = table(&title, &mut [("ours", &mut submit), ("raw", &mut by_hand)])?;
+        let extra = (medians[0] - medians[1]) / MANY as f64;
+        allocated.sort_unstable();
+        report(&json!({"extra per operation": title, "us": extra,
+            "allocations of a submission, median": allocated[allocated.len() / 2],
+            "least": allocated[0]}));
+        say(&format!("{title}: {extra:.3} us more per operation"));
+    }
+    Ok(())
+}
+
+fn round_trips(bench: &Bench, raw: &Raw) -> Result<()> {
+    let (kernel, raw_kernel) = (bench.kernel("nothing")?, raw.kernel("nothing")?);
+    let queue = bench.new_queue()?;
+    let semaphore = bench.device.create_semaphore(0)?;
+    let ops = [Op::Launch(Launch::new(&kernel, [1, 1, 1], &[])?)];
+    let value = std::cell::Cell::new(0);
+    let submit = || -> Result<SemaphorePoint> {
+        value.set(value.get() + 1);
+        let point = SemaphorePoint::new(&semaphore, value.get());
+        queue.submit(&Submission { waits: &[], ops: &ops, signals: std::slice::from_ref(&point) })?;
+        Ok(point)
+    };
+    let flag = Arc::new(AtomicBool::new(false));
+    table(
+        "empty launch and wait",
+        &mut [
+            ("ours, wait", &mut || timed(|| Ok(submit()?.wait(LIMIT)?))),
+            ("ours, poll", &mut || {
+                timed(|| {
+                    let point = submit()?;
+                    while !point.poll().map_err(|failure| anyhow::anyhow!("{failure}"))? {}
+                    Ok(())
+                })
+            }),
+            ("ours, future", &mut || {
+                timed(|| {
+                    let reached = submit()?.into_future();
+                    pollster::block_on(reached).map_err(|failure| anyhow::anyhow!("{failure}"))
+                })
+            }),
+            ("raw, synchronise", &mut || {
+                timed(|| {
+                    raw.launch(raw_kernel)?;
+                    raw.synchronise()
+                })
+            }),
+            ("raw, event query", &mut || {
+                timed(|| {
+                    raw.launch(raw_kernel)?;
+                    raw.record()?;
+                    raw.query()
+                })
+            }),
+            ("raw, host function", &mut || {
+                timed(|| {
+                    flag.store(false, Ordering::Relaxed);
+                    raw.launch(raw_kernel)?;
+                    raw.host_function(&flag)?;
+                    while !flag.load(Ordering::Acquire) {
+                        std::hint::spin_loop();
+                    }
+                    Ok(())
+                })
+            }),
+            ("raw, the host function's call", &mut || {
+                flag.store(false, Ordering::Relaxed);
+                let time = timed(|| raw.host_function(&flag))?;
+                raw.synchronise()?;
+                Ok(time)
+            }),
+            ("raw, the event record's call", &mut || timed(|| raw.record())),
+            ("raw, the event query's call", &mut || timed(|| raw.query())),
+        ],
+    )?;
+    Ok(())
+}
+
+/// An empty kernel, then one that waits for it on another queue, there and back ten times.
+fn semaphores(rig: &Rig, capability: (u32, u32)) -> Result<()> {
+    const HOPS: usize = 20;
+    let mut pairs = vec![("one device", rig.first(), rig.first(), 0)];
+    if let Ok((first, second)) = rig.pair() {
+        pairs.push(("two devices", first, second, 1));
+    }
+    for (name, a, b, other) in pairs {
+        let raws = [Raw::open(0, capability)?, Raw::open(other, capability)?];
+        let raw_kernels = [raws[0].kernel("nothing")?, raws[1].kernel("nothing")?];
+        let queues = [a.new_queue()?, b.new_queue()?];
+        let kernels = [a.kernel("nothing")?, b.kernel("nothing")?];
+        let semaphore = a.device.create_semaphore(0)?;
+        let mut value = 0;
+        let mut ours = || {
+            timed(|| {
+                for hop in 0..HOPS {
+                    let wait = [SemaphorePoint::new(&semaphore, value)];
+                    value += 1;
+                    let signal = [SemaphorePoint::new(&semaphore, value)];
+                    let ops = [Op::Launch(Launch::new(&kernels[hop % 2], [1, 1, 1], &[])?)];
+                    queues[hop % 2].submit(&Submission { waits: &wait, ops: &ops, signals: &signal })?;
+                }
+                Ok(semaphore.wait(value, Deadline::within(LIMIT))?)
+            })
+        };
+        let mut by_hand = || {
+            timed(|| {
+                for hop in 0..HOPS {
+                    let (this, next) = (&raws[hop % 2], &raws[(hop + 1) % 2]);
+                    this.make_current()?;
+                    this.launch(raw_kernels[hop % 2])?;
+                    this.record()?;
+                    this.chain_to(next)?;
+                }
+                raws[1].synchronise()
+            })
+        };
+        let title = format!("{HOPS} launches by turns, {name}");
+        table(&title, &mut [("ours", &mut ours), ("raw events", &mut by_hand)])?;
+        raws[0].make_current()?;
+    }
+    Ok(())
+}
+
+fn allocations(bench: &Bench) -> Result<()> {
+    for (name, desc) in [
+        ("device, 1 MiB", BufferDesc::device(1 << 20)),
+        ("device, 256 MiB", BufferDesc::device(256 << 20)),
+        ("pinned, 1 MiB", BufferDesc::host_visible(1 << 20)),
+    ] {
+        let title = format!("allocate, zero and free: {name}");
+        table(&title, &mut [("ours", &mut || timed(|| bench.allocate(desc).map(drop)))])?;
+    }
+    Ok(())
+}
+
+fn copies(rig: &Rig, raw: &Raw, capability: (u32, u32)) -> Result<()> {
+    let bench = rig.first();
+    let peer = match rig.pair() {
+        Ok((_, second)) => Some((second, Raw::open(1, capability)?)),
+        Err(_) => None,
+    };
+    raw.make_current()?;
+    for (name, size, queued) in [
+        ("1 MiB", 1 << 20, 1),
+        ("16 MiB", 16 << 20, 1),
+        ("16 MiB x 8", 16 << 20, 8),
+        ("256 MiB", 256 << 20, 1),
+    ] {
+        let here = bench.allocate(BufferDesc::device(size))?;
+        let host = bench.allocate(BufferDesc::host_visible(size))?;
+        let bytes = usize::try_from(size)?;
+        let (raw_here, raw_host) = (raw.allocate(bytes)?, raw.pin(bytes)?);
+        let mut ways = vec![
+            ("to device", [host.clone(), here.clone()], [raw_host, raw_here]),
+            ("to host", [here.clone(), host], [raw_here, raw_host]),
+        ];
+        if let Some((peer, raw_peer)) = &peer {
+            let there = peer.allocate(BufferDesc::device(size))?;
+            raw_peer.make_current()?;
+            let raw_there = raw_peer.allocate(bytes)?;
+            raw.make_current()?;
+            ways.push(("to peer", [here.clone(), there.clone()], [raw_here, raw_there]));
+            ways.push(("from peer", [there, here.clone()], [raw_there, raw_here]));
+        }
+        for (way, [src, dst], [raw_src, raw_dst]) in ways {
+            let ops = vec![Op::Copy(CopyRegion::new(&src, &dst)?); queued];
+            let mut ours = || timed(|| bench.run(&ops));
+            let mut by_hand = || {
+                timed(|| {
+                    for _ in 0..queued {
+                        raw.copy(raw_dst, raw_src, bytes)?;
+                    }
+                    raw.synchronise()
+                })
+            };
+            let title = format!("copy {way}, {name}");
+            let medians = table(&title, &mut [("ours", &mut ours), ("raw", &mut by_hand)])?;
+            let rate = |us: f64| (bytes * queued) as f64 / us / 1e3;
+            report(&json!({"rate": title, "ours GB/s": rate(medians[0]), "raw GB/s": rate(medians[1]),
+                "of raw": medians[1] / medians[0]}));
+        }
+    }
+    Ok(())
+}

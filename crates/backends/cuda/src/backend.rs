@@ -1,0 +1,233 @@
+//! The CUDA backend: the driver, and the devices it shows.
+
+use std::{
+    ffi::{CStr, c_char, c_int},
+    fs,
+    sync::{Arc, Mutex, PoisonError, Weak},
+};
+
+use cudarc::driver::sys::{CUdevice, CUdevice_attribute as Attribute, CUuuid};
+use warpweft_core_types::{
+    Backend, Bytes, CodeFormat, Device, DeviceId, DeviceInfo, DeviceKind, DeviceUuid, DriverError, Features,
+    OpenError, PciAddress,
+};
+
+use crate::{
+    compiler::Compiler,
+    device::{CudaDevice, Facts, Shared},
+    driver::{Driver, unavailable},
+    peer::PeerTable,
+    reactor::ReactorOwner,
+};
+
+/// The backend's name.
+pub(crate) const NAME: &str = "cuda";
+
+/// NVIDIA GPUs of this machine, as far as `CUDA_VISIBLE_DEVICES` shows them.
+#[derive(Debug)]
+pub struct CudaBackend {
+    shared: Arc<Shared>,
+    slots: Vec<Slot>,
+    /// Two devices that are opened at once would each find the other's slot locked.
+    opening: Mutex<()>,
+}
+
+/// A device that may be open.
+#[derive(Debug)]
+struct Slot {
+    facts: Facts,
+    open: Mutex<Weak<CudaDevice>>,
+}
+
+impl CudaBackend {
+    /// Loads the driver and enumerates its devices. No context is created yet.
+    ///
+    /// # Errors
+    ///
+    /// [`OpenError::Unavailable`] that names what is missing and how to get it.
+    pub fn new() -> Result<Self, OpenError> {
+        let driver = Driver::open()?;
+        let (cuda_major, _) = driver.version().map_err(OpenError::Driver)?;
+        let devices = enumerate(&driver).map_err(OpenError::Driver)?;
+        let peers = PeerTable::ask(&driver, &devices).map_err(OpenError::Driver)?;
+        let facts: Vec<Facts> = devices
+            .iter()
+            .zip(0..)
+            .map(|(&device, ordinal)| facts_of(&driver, device, ordinal))
+            .collect::<Result<_, _>>()
+            .map_err(OpenError::Driver)?;
+        let reactor = ReactorOwner::start().map_err(|error| unavailable(format!("a thread: {error}")))?;
+        let shared = Shared {
+            driver,
+            peers: Arc::new(peers),
+            compiler: Compiler::find_at_most(cuda_major),
+            infos: facts.iter().map(|facts| facts.info.clone()).collect(),
+            reactor,
+        };
+        let slots = facts.into_iter().map(|facts| Slot { facts, open: Mutex::default() }).collect();
+        Ok(Self { shared: Arc::new(shared), slots, opening: Mutex::default() })
+    }
+
+    /// The newest CUDA version the driver speaks, as major and minor.
+    ///
+    /// # Errors
+    ///
+    /// The driver's, if it does not say.
+    pub fn driver_version(&self) -> Result<(u32, u32), DriverError> {
+        self.shared.driver.version()
+    }
+
+    /// Lets a device that was opened and those that are open use each other's memory.
+    fn introduce(&self, device: &CudaDevice, ordinal: u32) -> Result<(), OpenError> {
+        for (other_ordinal, slot) in (0_u32..).zip(&self.slots) {
+            // The device's own slot is locked by who opens it.
+            if other_ordinal == ordinal {
+                continue;
+            }
+            let other = slot.open.lock().unwrap_or_else(PoisonError::into_inner).upgrade();
+            if let Some(other) = other {
+                device.meet(&other).map_err(OpenError::Driver)?;
+                other.meet(device).map_err(OpenError::Driver)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Backend for CudaBackend {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn devices(&self) -> Result<Vec<DeviceInfo>, OpenError> {
+        Ok(self.shared.infos.clone())
+    }
+
+    fn open(&self, ordinal: u32, required: Features) -> Result<Arc<dyn Device>, OpenError> {
+        let slot = self.slots.get(ordinal as usize).ok_or_else(|| OpenError::UnknownDevice {
+            backend: NAME,
+            ordinal,
+            device_count: u32::try_from(self.slots.len()).unwrap_or(u32::MAX),
+        })?;
+        let missing = required - slot.facts.features(&self.shared.peers);
+        if !missing.is_empty() {
+            return Err(OpenError::Unsupported { device: slot.facts.info.id, missing });
+        }
+        let _one_at_a_time = self.opening.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut open = slot.open.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(device) = open.upgrade() {
+            return Ok(device);
+        }
+        let device = CudaDevice::open(&self.shared, &slot.facts)?;
+        self.introduce(&device, ordinal)?;
+        *open = Arc::downgrade(&device);
+        Ok(device)
+    }
+}
+
+#[expect(unsafe_code, reason = "asks the driver")]
+fn enumerate(driver: &Driver) -> Result<Vec<CUdevice>, DriverError> {
+    let mut count: c_int = 0;
+    // SAFETY: one integer is written to this stack frame.
+    unsafe { driver.device_get_count(&mut count) }?;
+    (0..count)
+        .map(|ordinal| {
+            let mut device: CUdevice = 0;
+            // SAFETY: as above.
+            unsafe { driver.device_get(&mut device, ordinal) }?;
+            Ok(device)
+        })
+        .collect()
+}
+
+fn facts_of(driver: &Driver, device: CUdevice, ordinal: u32) -> Result<Facts, DriverError> {
+    let ask = |attribute: Attribute| attribute_of(driver, device, attribute);
+    let pci = PciAddress {
+        domain: ask(Attribute::CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID)?,
+        bus: u8::try_from(ask(Attribute::CU_DEVICE_ATTRIBUTE_PCI_BUS_ID)?).unwrap_or(u8::MAX),
+        device: u8::try_from(ask(Attribute::CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID)?).unwrap_or(u8::MAX),
+        function: 0,
+    };
+    let info = DeviceInfo {
+        id: DeviceId { backend: NAME, ordinal, uuid: uuid_of(driver, device)? },
+        name: name_of(driver, device)?,
+        kind: DeviceKind::Gpu,
+        memory: memory_of(driver, device)?,
+        multiprocessors: ask(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
+        compute_capability: Some((
+            ask(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+            ask(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+        )),
+        pci: Some(pci),
+        numa_node: numa_node_of(pci),
+        code_formats: vec![CodeFormat::Cubin, CodeFormat::Ptx, CodeFormat::CudaC],
+    };
+    Ok(Facts {
+        info,
+        device,
+        workgroup_threads: ask(Attribute::CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK)?,
+        workgroups: [
+            ask(Attribute::CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X)?,
+            ask(Attribute::CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Y)?,
+            ask(Attribute::CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Z)?,
+        ],
+        has_timeout: ask(Attribute::CU_DEVICE_ATTRIBUTE_KERNEL_EXEC_TIMEOUT)? != 0,
+        is_coherent: ask(Attribute::CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES)? != 0,
+    })
+}
+
+/// A count or flag of a device.
+#[expect(unsafe_code, reason = "asks the driver")]
+fn attribute_of(driver: &Driver, device: CUdevice, attribute: Attribute) -> Result<u32, DriverError> {
+    let mut value: c_int = 0;
+    // SAFETY: the device was enumerated; one integer is written to this stack frame.
+    unsafe { driver.device_get_attribute(&mut value, attribute as c_int, device) }?;
+    Ok(u32::try_from(value).unwrap_or(0))
+}
+
+#[expect(unsafe_code, reason = "asks the driver")]
+fn uuid_of(driver: &Driver, device: CUdevice) -> Result<DeviceUuid, DriverError> {
+    let mut uuid = CUuuid { bytes: [0; 16] };
+    // SAFETY: the device was enumerated; 16 bytes are written to this stack frame.
+    unsafe { driver.device_get_uuid(&mut uuid, device) }?;
+    Ok(DeviceUuid::from_bytes(uuid.bytes.map(|byte| byte.to_ne_bytes()[0])))
+}
+
+#[expect(unsafe_code, reason = "asks the driver")]
+fn name_of(driver: &Driver, device: CUdevice) -> Result<String, DriverError> {
+    let mut name = [0_u8; 256];
+    // SAFETY: the device was enumerated; at most 256 bytes, a zero among them, are written to this frame.
+    unsafe { driver.device_get_name(name.as_mut_ptr().cast::<c_char>(), 256, device) }?;
+    let text = CStr::from_bytes_until_nul(&name).map(CStr::to_string_lossy);
+    Ok(text.map_or_else(|_| String::new(), std::borrow::Cow::into_owned))
+}
+
+#[expect(unsafe_code, reason = "asks the driver")]
+fn memory_of(driver: &Driver, device: CUdevice) -> Result<Bytes, DriverError> {
+    let mut bytes = 0_usize;
+    // SAFETY: the device was enumerated; one integer is written to this stack frame.
+    unsafe { driver.device_total_mem(&mut bytes, device) }?;
+    Ok(Bytes::of_len(bytes))
+}
+
+/// What the system says, if it does: the driver of old does not.
+fn numa_node_of(pci: PciAddress) -> Option<u32> {
+    // Anything that is not a count, such as the -1 of machines with one node, is no answer.
+    fs::read_to_string(format!("/sys/bus/pci/devices/{pci}/numa_node")).ok()?.trim().parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_machine_either_has_the_driver_or_is_told_what_is_missing() {
+        match CudaBackend::new() {
+            Ok(backend) => assert!(!backend.devices().unwrap().is_empty()),
+            Err(error) => {
+                assert!(matches!(error, OpenError::Unavailable { backend: "cuda", .. }), "{error:?}");
+                assert!(error.to_string().contains("NVIDIA"), "{error}");
+            }
+        }
+    }
+}

@@ -1,0 +1,341 @@
+//! NVRTC, NVIDIA's compiler of CUDA C as a library: found on this machine if it is here, and loaded at the
+//! first compile.
+
+use std::{
+    collections::BTreeSet,
+    env,
+    ffi::{CStr, CString, c_char, c_int},
+    fmt, fs,
+    path::{Path, PathBuf},
+    ptr,
+    sync::OnceLock,
+};
+
+use libloading::Library;
+use warpweft_core_types::{DriverError, LoadError};
+
+use crate::{
+    driver::{in_full, resolve},
+    header,
+};
+
+/// Names the loader may know by itself, from `LD_LIBRARY_PATH` or the system's folders.
+const PLAIN_NAMES: &[&str] = &["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so.11.2", "libnvrtc.so"];
+
+type Program = *mut std::ffi::c_void;
+
+/// A compiler of CUDA C, shared by everyone who has a clone of its owner.
+///
+/// It needs no GPU and no driver.
+///
+/// ```no_run
+/// # use warpweft_cuda::Compiler;
+/// let compiler = Compiler::find();
+/// let cubin = compiler.compile("extern \"C\" __global__ void nothing() {}", (9, 0))?;
+/// # Ok::<(), warpweft_core_types::LoadError>(())
+/// ```
+#[derive(Debug)]
+pub struct Compiler {
+    candidates: Vec<PathBuf>,
+    loaded: OnceLock<Result<Nvrtc, String>>,
+}
+
+impl Compiler {
+    /// Looks for NVRTC by name, in toolkit folders and in the Python packages that bring it, and takes the
+    /// newest. Nothing is loaded yet.
+    pub fn find() -> Self {
+        Self::find_at_most(u32::MAX)
+    }
+
+    /// The same, preferring versions up to `cuda_major`: a driver may not load what a newer compiler made.
+    pub(crate) fn find_at_most(cuda_major: u32) -> Self {
+        let mut candidates: Vec<PathBuf> = installed();
+        candidates.extend(PLAIN_NAMES.iter().map(PathBuf::from));
+        candidates.sort_by_key(|path| {
+            let major = major_version(path);
+            (major > cuda_major, std::cmp::Reverse(major), path.components().count() > 1)
+        });
+        Self { candidates, loaded: OnceLock::new() }
+    }
+
+    /// Compiles CUDA C to machine code (CUBIN) for one compute capability.
+    ///
+    /// `#include <warpweft/resident.cuh>` gives what resident kernels need.
+    ///
+    /// # Errors
+    ///
+    /// [`LoadError::Rejected`] with the compiler's words, or [`LoadError::Library`] when there is no NVRTC.
+    pub fn compile(&self, source: &str, (major, minor): (u32, u32)) -> Result<Vec<u8>, LoadError> {
+        let nvrtc = self.loaded.get_or_init(|| Nvrtc::open_any(&self.candidates));
+        let nvrtc = nvrtc.as_ref().map_err(|reason| LoadError::Library {
+            path: "libnvrtc.so".to_owned(),
+            reason: format!(
+                "{reason}; install the CUDA toolkit's NVRTC (in Python: nvidia-cuda-nvrtc), set \
+                 LD_LIBRARY_PATH to its folder, or give PTX or a CUBIN"
+            ),
+        })?;
+        nvrtc.compile(source, &format!("--gpu-architecture=sm_{major}{minor}"))
+    }
+}
+
+/// Files that look like NVRTC, in toolkit folders and Python packages.
+fn installed() -> Vec<PathBuf> {
+    let mut folders = BTreeSet::new();
+    for variable in ["CUDA_HOME", "CUDA_PATH"] {
+        folders.extend(env::var_os(variable).map(|root| PathBuf::from(root).join("lib64")));
+    }
+    folders.extend(subfolders(Path::new("/usr/local"), "cuda").map(|root| root.join("lib64")));
+    for packages in python_packages() {
+        for package in subfolders(&packages.join("nvidia"), "") {
+            folders.insert(package.join("lib"));
+        }
+    }
+    let files = folders.iter().flat_map(|folder| entries(folder));
+    let mut found: Vec<PathBuf> = files.filter(|file| is_nvrtc(file)).collect();
+    found.dedup();
+    found
+}
+
+/// Folders that Python packages may be in.
+fn python_packages() -> BTreeSet<PathBuf> {
+    let mut prefixes: Vec<PathBuf> = ["/usr", "/usr/local"].iter().map(PathBuf::from).collect();
+    prefixes.extend(["VIRTUAL_ENV", "CONDA_PREFIX"].iter().filter_map(env::var_os).map(PathBuf::from));
+    prefixes.extend(env::var_os("HOME").map(|home| PathBuf::from(home).join(".local")));
+    prefixes.extend(subfolders(Path::new("/opt"), ""));
+    // A Python that is on the path lies in `bin` of its prefix.
+    let path = env::var_os("PATH").unwrap_or_default();
+    prefixes.extend(env::split_paths(&path).filter_map(|bin| bin.parent().map(Path::to_path_buf)));
+    let mut packages: BTreeSet<PathBuf> = prefixes
+        .iter()
+        .flat_map(|prefix| subfolders(&prefix.join("lib"), "python3"))
+        .flat_map(|python| [python.join("site-packages"), python.join("dist-packages")])
+        .collect();
+    packages.extend(env::split_paths(&env::var_os("PYTHONPATH").unwrap_or_default()));
+    packages
+}
+
+/// What is in a folder whose names begin with `prefix`; nothing if it cannot be read.
+fn subfolders(folder: &Path, prefix: &str) -> impl Iterator<Item = PathBuf> + use<> {
+    let prefix = prefix.to_owned();
+    entries(folder).filter(move |path| {
+        path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(&prefix)) && path.is_dir()
+    })
+}
+
+fn entries(folder: &Path) -> impl Iterator<Item = PathBuf> + use<> {
+    fs::read_dir(folder).into_iter().flatten().filter_map(Result::ok).map(|entry| entry.path())
+}
+
+fn is_nvrtc(path: &Path) -> bool {
+    path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("libnvrtc.so."))
+}
+
+/// The number behind `.so.`; the newest is assumed where there is none.
+fn major_version(path: &Path) -> u32 {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let digits = name.split_once(".so.").and_then(|(_, version)| version.split('.').next());
+    digits.and_then(|digits| digits.parse().ok()).unwrap_or(0)
+}
+
+/// The compiler's functions, resolved together.
+struct Nvrtc {
+    create: unsafe extern "C" fn(
+        *mut Program,
+        *const c_char,
+        *const c_char,
+        c_int,
+        *const *const c_char,
+        *const *const c_char,
+    ) -> c_int,
+    compile: unsafe extern "C" fn(Program, c_int, *const *const c_char) -> c_int,
+    destroy: unsafe extern "C" fn(*mut Program) -> c_int,
+    log_size: unsafe extern "C" fn(Program, *mut usize) -> c_int,
+    log: unsafe extern "C" fn(Program, *mut c_char) -> c_int,
+    cubin_size: unsafe extern "C" fn(Program, *mut usize) -> c_int,
+    cubin: unsafe extern "C" fn(Program, *mut c_char) -> c_int,
+    error_string: unsafe extern "C" fn(c_int) -> *const c_char,
+    path: PathBuf,
+    _library: Library,
+    _builtins: Vec<Library>,
+}
+
+impl Nvrtc {
+    fn open_any(candidates: &[PathBuf]) -> Result<Self, String> {
+        let mut reasons = Vec::new();
+        for path in candidates {
+            match Self::open(path) {
+                Ok(nvrtc) => return Ok(nvrtc),
+                Err(reason) => reasons.push(reason),
+            }
+        }
+        Err(reasons.join("; "))
+    }
+
+    #[expect(unsafe_code, reason = "opens a dynamic library")]
+    fn open(path: &Path) -> Result<Self, String> {
+        let builtins = open_builtins(path);
+        // SAFETY: a library of this name is the vendor's compiler, whose initialisers the vendor made to be
+        // run by any program that links it.
+        let library = unsafe { Library::new(path) }.map_err(|error| in_full(&error))?;
+        let found = || {
+            Some((
+                resolve(&library, "nvrtcCreateProgram")?,
+                resolve(&library, "nvrtcCompileProgram")?,
+                resolve(&library, "nvrtcDestroyProgram")?,
+                resolve(&library, "nvrtcGetProgramLogSize")?,
+                resolve(&library, "nvrtcGetProgramLog")?,
+                resolve(&library, "nvrtcGetCUBINSize")?,
+                resolve(&library, "nvrtcGetCUBIN")?,
+                resolve(&library, "nvrtcGetErrorString")?,
+            ))
+        };
+        let Some((create, compile, destroy, log_size, log, cubin_size, cubin, error_string)) = found() else {
+            return Err(format!("{} is older than CUDA 11.2", path.display()));
+        };
+        let path = path.to_path_buf();
+        Ok(Self {
+            create,
+            compile,
+            destroy,
+            log_size,
+            log,
+            cubin_size,
+            cubin,
+            error_string,
+            path,
+            _library: library,
+            _builtins: builtins,
+        })
+    }
+
+    #[expect(unsafe_code, reason = "calls the compiler")]
+    fn compile(&self, source: &str, architecture: &str) -> Result<Vec<u8>, LoadError> {
+        let program = self.program(source)?;
+        let options = [architecture, "--std=c++17"].map(|option| CString::new(option).unwrap_or_default());
+        let options: Vec<_> = options.iter().map(|option| option.as_ptr()).collect();
+        let count = c_int::try_from(options.len()).unwrap_or(0);
+        // SAFETY: the program is live; there are `count` options, terminated, which live until the return.
+        let code = unsafe { (self.compile)(program.raw, count, options.as_ptr()) };
+        if code != 0 {
+            let log = program.text(self.log_size, self.log)?;
+            let log = String::from_utf8_lossy(&log).trim_end_matches(['\0', '\n']).to_owned();
+            return Err(LoadError::Rejected { log });
+        }
+        program.text(self.cubin_size, self.cubin)
+    }
+
+    #[expect(unsafe_code, reason = "calls the compiler")]
+    fn program(&self, source: &str) -> Result<Owned<'_>, LoadError> {
+        let source = CString::new(source)
+            .map_err(|_| LoadError::Rejected { log: "the source holds a zero byte".to_owned() })?;
+        let (headers, names) = ([header::TEXT.as_ptr()], [header::NAME.as_ptr()]);
+        let mut raw = ptr::null_mut();
+        // SAFETY: all texts are terminated and live until the return, when the compiler has copies; one
+        // header goes with one name; the result is written to this stack frame.
+        let code = unsafe {
+            (self.create)(
+                &mut raw,
+                source.as_ptr(),
+                c"kernel.cu".as_ptr(),
+                1,
+                headers.as_ptr(),
+                names.as_ptr(),
+            )
+        };
+        self.check("nvrtcCreateProgram", code)?;
+        Ok(Owned { nvrtc: self, raw })
+    }
+
+    #[expect(unsafe_code, reason = "asks the compiler for a text")]
+    fn check(&self, api: &'static str, code: c_int) -> Result<(), LoadError> {
+        if code == 0 {
+            return Ok(());
+        }
+        // SAFETY: any code may be asked about.
+        let text = unsafe { (self.error_string)(code) };
+        // SAFETY: the compiler answers with a static, terminated string, whatever the code.
+        let name = unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned();
+        Err(LoadError::Driver(DriverError { api, code: code.into(), name }))
+    }
+}
+
+/// NVRTC opens a second library by name when it compiles. Where the loader does not know the folder, as in
+/// Python packages, it finds that library if it is loaded already.
+#[expect(unsafe_code, reason = "opens a dynamic library")]
+fn open_builtins(nvrtc: &Path) -> Vec<Library> {
+    let Some(folder) = nvrtc.parent().filter(|folder| folder.is_absolute()) else { return Vec::new() };
+    let is_builtins = |path: &PathBuf| {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        name.starts_with("libnvrtc-builtins.so.")
+    };
+    // SAFETY: a library of this name is the vendor's, made to be opened by the compiler beside it.
+    entries(folder).filter(is_builtins).filter_map(|path| unsafe { Library::new(path) }.ok()).collect()
+}
+
+impl fmt::Debug for Nvrtc {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Nvrtc({})", self.path.display())
+    }
+}
+
+/// A program of the compiler's, destroyed when dropped.
+struct Owned<'a> {
+    nvrtc: &'a Nvrtc,
+    raw: Program,
+}
+
+impl Owned<'_> {
+    /// What one pair of functions gives out: how many bytes, and the bytes.
+    #[expect(unsafe_code, reason = "calls the compiler")]
+    fn text(
+        &self,
+        size: unsafe extern "C" fn(Program, *mut usize) -> c_int,
+        text: unsafe extern "C" fn(Program, *mut c_char) -> c_int,
+    ) -> Result<Vec<u8>, LoadError> {
+        let mut bytes = 0;
+        // SAFETY: the program is live; one integer is written to this stack frame.
+        self.nvrtc.check("nvrtcGetSize", unsafe { size(self.raw, &mut bytes) })?;
+        let mut buffer = vec![0_u8; bytes];
+        // SAFETY: the program is live; the buffer holds as many bytes as the paired function said.
+        self.nvrtc.check("nvrtcGet", unsafe { text(self.raw, buffer.as_mut_ptr().cast()) })?;
+        Ok(buffer)
+    }
+}
+
+impl Drop for Owned<'_> {
+    #[expect(unsafe_code, reason = "calls the compiler")]
+    fn drop(&mut self) {
+        // SAFETY: created by `program`, destroyed once.
+        let _code = unsafe { (self.nvrtc.destroy)(&mut self.raw) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_are_read_from_file_names() {
+        let check = |path: &str, version| assert_eq!(major_version(Path::new(path)), version, "{path}");
+        check("/usr/local/cuda/lib64/libnvrtc.so.12.4", 12);
+        check("site-packages/nvidia/cu13/lib/libnvrtc.so.13", 13);
+        check("libnvrtc.so", 0);
+    }
+
+    #[test]
+    fn a_driver_is_given_the_newest_compiler_it_can_load_from() {
+        let first = |major| Compiler::find_at_most(major).candidates.first().map(|path| major_version(path));
+        assert_eq!(first(12), Some(12));
+        assert_eq!(first(11), Some(11));
+    }
+
+    #[test]
+    fn a_machine_without_a_compiler_is_told_how_to_get_one() {
+        let nowhere =
+            Compiler { candidates: vec![PathBuf::from("libnvrtc-of-nobody.so")], loaded: OnceLock::new() };
+        let error = nowhere.compile("", (9, 0)).unwrap_err();
+        assert!(matches!(error, LoadError::Library { .. }));
+        let text = error.to_string();
+        assert!(text.contains("libnvrtc-of-nobody.so") && text.contains("nvidia-cuda-nvrtc"), "{text}");
+    }
+}

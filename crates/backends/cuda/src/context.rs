@@ -1,0 +1,155 @@
+//! One device's primary context: the one that cudarc, candle, burn and the CUDA runtime share.
+
+use std::{
+    fmt, ptr,
+    sync::{
+        Arc, OnceLock,
+        mpsc::{self, Sender},
+    },
+    thread,
+};
+
+use cudarc::driver::sys::{CUctx_st, CUdevice};
+use warpweft_core_types::{DeviceId, DriverError, Failure, OpenError};
+
+use crate::{
+    cold::ColdGate,
+    driver::{Driver, Handle, created, unavailable},
+};
+
+/// Work for the thread that can stand a wait.
+type Job = Box<dyn FnOnce() + Send>;
+
+/// A retained primary context.
+pub(crate) struct Context {
+    pub(crate) driver: Arc<Driver>,
+    pub(crate) device: DeviceId,
+    pub(crate) ordinal: CUdevice,
+    pub(crate) raw: Handle<CUctx_st>,
+    /// Calls that wait for resident kernels, and the residents they wait for.
+    pub(crate) cold: ColdGate,
+    failure: OnceLock<Arc<Failure>>,
+    service: Sender<Job>,
+}
+
+impl Context {
+    #[expect(unsafe_code, reason = "calls the driver")]
+    pub(crate) fn retain(
+        driver: &Arc<Driver>,
+        device: DeviceId,
+        ordinal: CUdevice,
+    ) -> Result<Arc<Self>, OpenError> {
+        // SAFETY: `ordinal` is a device the driver enumerated; the result is written to `raw`.
+        let retain = |raw| unsafe { driver.primary_context_retain(raw, ordinal) };
+        let raw = created("cuDevicePrimaryCtxRetain", retain).map_err(OpenError::Driver)?;
+        let (service, jobs) = mpsc::channel::<Job>();
+        let context = Arc::new(Self {
+            driver: Arc::clone(driver),
+            device,
+            ordinal,
+            raw,
+            cold: ColdGate::default(),
+            failure: OnceLock::new(),
+            service,
+        });
+        // The thread ends when the context, and with it the sender, is gone.
+        thread::Builder::new()
+            .name(format!("{device}/service"))
+            .spawn(move || jobs.into_iter().for_each(|job| job()))
+            .map_err(|error| unavailable(format!("a thread: {error}")))?;
+        Ok(context)
+    }
+
+    /// Makes the context current on this thread until the guard is dropped, and then whatever was before:
+    /// the program's own CUDA code finds its thread as it left it.
+    #[expect(unsafe_code, reason = "calls the driver")]
+    pub(crate) fn enter(&self) -> Result<Entered<'_>, DriverError> {
+        // SAFETY: the context is retained as long as `self` lives, which the guard borrows.
+        unsafe { self.driver.context_push(self.raw.raw()) }?;
+        Ok(Entered { context: self })
+    }
+
+    /// Does `job` on a thread of the device's own, for calls that may wait long.
+    pub(crate) fn serve(&self, job: impl FnOnce() + Send + 'static) {
+        // The thread lives as long as `self`, so there is somebody to take it.
+        let _taken = self.service.send(Box::new(job));
+    }
+
+    /// Why the device is lost, if it is.
+    pub(crate) fn failure(&self) -> Option<Arc<Failure>> {
+        self.failure.get().cloned()
+    }
+
+    /// What a driver error means for the work that met it. Some errors mean that the device is lost to the
+    /// process; then it stays lost.
+    pub(crate) fn judge(&self, source: DriverError) -> Arc<Failure> {
+        if let Some(failure) = self.failure.get() {
+            return Arc::clone(failure);
+        }
+        if !loses_device(source.code) {
+            return Arc::new(Failure::Driver { device: self.device, source });
+        }
+        let lost = Failure::DeviceLost { device: self.device, reason: source.to_string() };
+        Arc::clone(self.failure.get_or_init(|| Arc::new(lost)))
+    }
+}
+
+impl fmt::Debug for Context {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Context({})", self.device)
+    }
+}
+
+impl Drop for Context {
+    #[expect(unsafe_code, reason = "calls the driver")]
+    fn drop(&mut self) {
+        // SAFETY: retained once in `retain`; every object of the context holds an `Arc` of it, so none is
+        // left. An error means that the process is ending or the device is lost: nothing to give back.
+        let _released = unsafe { self.driver.primary_context_release(self.ordinal) };
+    }
+}
+
+/// A current context.
+#[derive(Debug)]
+pub(crate) struct Entered<'a> {
+    context: &'a Context,
+}
+
+impl Drop for Entered<'_> {
+    #[expect(unsafe_code, reason = "calls the driver")]
+    fn drop(&mut self) {
+        let mut popped = ptr::null_mut();
+        // SAFETY: pushed by `enter` on this thread (the guard holds a borrow and is never sent, since it
+        // is only ever a local); the result is written to this stack frame.
+        let _popped = unsafe { self.context.driver.context_pop(&mut popped) };
+    }
+}
+
+/// Errors after which every further call of the context fails: the driver's manual says of each that the
+/// process must be restarted to go on with the device.
+const fn loses_device(code: i64) -> bool {
+    matches!(
+        code,
+        // Deinitialised; ECC, NVLink or contained hardware errors.
+        4 | 214 | 220 | 226 | 721
+        // Illegal address, launch timeout, destroyed context.
+        | 700 | 702 | 709
+        // Assert; stack, instruction, alignment, address space, program counter; launch failed.
+        | 710 | 714..=719
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sticky_errors_lose_the_device_and_others_do_not() {
+        let check = |code, lost| assert_eq!(loses_device(code), lost, "{code}");
+        check(700, true);
+        check(719, true);
+        check(2, false);
+        check(600, false);
+        check(711, false);
+    }
+}

@@ -1,0 +1,371 @@
+//! The CUDA driver: every function this crate calls, resolved when the driver is opened.
+//!
+//! cudarc gives the handles and structures. Its functions are not called: they look their symbol up at the
+//! first call and panic when the driver lacks it, and they return an enum that a newer driver can leave.
+//! Here a driver is usable as a whole or refused with the list of what it lacks, and codes are integers.
+
+use std::{
+    error::Error,
+    ffi::{CStr, c_char, c_int, c_uint, c_void},
+    fmt,
+    ptr::{self, NonNull},
+    sync::Arc,
+};
+
+use cudarc::driver::sys::{
+    CUcontext, CUdevice, CUdeviceptr, CUevent, CUfunction, CUmemAccessDesc, CUmemPoolProps, CUmemoryPool,
+    CUmodule, CUstream, CUuuid,
+};
+use libloading::Library;
+use warpweft_core_types::{DriverError, OpenError};
+
+use crate::backend::NAME;
+
+/// The names the driver's library goes by; it is installed with the kernel module, in a folder the loader
+/// knows.
+#[cfg(not(windows))]
+const LIBRARIES: &[&str] = &["libcuda.so.1", "libcuda.so"];
+#[cfg(windows)]
+const LIBRARIES: &[&str] = &["nvcuda.dll"];
+
+/// The oldest driver that has every function below, for messages.
+const OLDEST: &str = "470 (CUDA 11.4)";
+
+/// `CUDA_ERROR_OUT_OF_MEMORY`.
+pub(crate) const OUT_OF_MEMORY: i64 = 2;
+/// `CUDA_ERROR_NO_DEVICE`.
+const NO_DEVICE: i64 = 100;
+/// `CUDA_ERROR_NOT_FOUND`.
+pub(crate) const NOT_FOUND: i64 = 500;
+/// `CUDA_ERROR_NOT_READY`.
+const NOT_READY: c_int = 600;
+/// `CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED`.
+pub(crate) const PEER_ACCESS_ALREADY_ENABLED: i64 = 704;
+
+/// A driver object's handle: a token that is only ever given back to the driver.
+#[derive(Debug)]
+pub(crate) struct Handle<T>(NonNull<T>);
+
+impl<T> Handle<T> {
+    /// Wraps what a successful creating call wrote.
+    fn written(raw: *mut T) -> Option<Self> {
+        NonNull::new(raw).map(Self)
+    }
+
+    pub(crate) const fn raw(self) -> *mut T {
+        self.0.as_ptr()
+    }
+}
+
+impl<T> Clone for Handle<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for Handle<T> {}
+
+// SAFETY: the pointer is never dereferenced on this side, and the driver takes handles from any thread.
+#[expect(unsafe_code, reason = "handles are pointers in name only, see above")]
+unsafe impl<T> Send for Handle<T> {}
+
+// SAFETY: as for `Send`; a shared reference gives out the token and nothing else.
+#[expect(unsafe_code, reason = "handles are pointers in name only, see above")]
+unsafe impl<T> Sync for Handle<T> {}
+
+/// Declares the driver's functions: a field and a method for each, and the list of their symbols.
+macro_rules! driver_functions {
+    ($($symbol:ident as $name:ident($($arg:ident: $kind:ty),*);)*) => {
+        const SYMBOLS: &[&str] = &["cuEventQuery", "cuGetErrorName", $(stringify!($symbol)),*];
+
+        struct Functions {
+            /// The two whose answers are not errors, called by hand.
+            event_query: unsafe extern "C" fn(CUevent) -> c_int,
+            get_error_name: unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int,
+            $($name: unsafe extern "C" fn($($kind),*) -> c_int,)*
+        }
+
+        impl Functions {
+            /// `None` unless the library has every symbol.
+            fn resolve(library: &Library) -> Option<Self> {
+                Some(Self {
+                    event_query: resolve(library, "cuEventQuery")?,
+                    get_error_name: resolve(library, "cuGetErrorName")?,
+                    $($name: resolve(library, stringify!($symbol))?,)*
+                })
+            }
+        }
+
+        #[expect(unsafe_code, reason = "the raw functions of the driver")]
+        #[expect(clippy::too_many_arguments, reason = "signatures are the driver's")]
+        impl Driver {
+            $(
+                /// Calls the driver's function of this name.
+                ///
+                /// # Safety
+                ///
+                /// - Handles are live and of the context that is current; the CUDA manual says which
+                ///   functions need one.
+                /// - Pointers are valid for what the manual says is read and written through them, and
+                ///   device addresses for what the enqueued work does, until that work is over.
+                pub(crate) unsafe fn $name(&self, $($arg: $kind),*) -> Result<(), DriverError> {
+                    // SAFETY: the pointer was resolved from the driver under this name and signature and
+                    // stays valid with `self.library`; the rest are the caller's duties.
+                    let code = unsafe { (self.functions.$name)($($arg),*) };
+                    self.check(stringify!($symbol), code)
+                }
+            )*
+        }
+    };
+}
+
+driver_functions! {
+    cuInit as init(flags: c_uint);
+    cuDriverGetVersion as driver_get_version(version: *mut c_int);
+    cuDeviceGetCount as device_get_count(count: *mut c_int);
+    cuDeviceGet as device_get(device: *mut CUdevice, ordinal: c_int);
+    cuDeviceGetName as device_get_name(name: *mut c_char, len: c_int, device: CUdevice);
+    cuDeviceGetUuid_v2 as device_get_uuid(uuid: *mut CUuuid, device: CUdevice);
+    cuDeviceTotalMem_v2 as device_total_mem(bytes: *mut usize, device: CUdevice);
+    cuDeviceGetAttribute as device_get_attribute(value: *mut c_int, attribute: c_int, device: CUdevice);
+    cuDeviceCanAccessPeer as device_can_access_peer(can: *mut c_int, device: CUdevice, peer: CUdevice);
+    cuDevicePrimaryCtxRetain as primary_context_retain(context: *mut CUcontext, device: CUdevice);
+    cuDevicePrimaryCtxRelease_v2 as primary_context_release(device: CUdevice);
+    cuCtxPushCurrent_v2 as context_push(context: CUcontext);
+    cuCtxPopCurrent_v2 as context_pop(context: *mut CUcontext);
+    cuCtxEnablePeerAccess as context_enable_peer_access(peer: CUcontext, flags: c_uint);
+    cuMemGetInfo_v2 as mem_get_info(free: *mut usize, total: *mut usize);
+    cuMemPoolCreate as mem_pool_create(pool: *mut CUmemoryPool, properties: *const CUmemPoolProps);
+    cuMemPoolDestroy as mem_pool_destroy(pool: CUmemoryPool);
+    cuMemPoolSetAttribute as mem_pool_set_attribute(pool: CUmemoryPool, attribute: c_int, value: *mut c_void);
+    cuMemPoolGetAttribute as mem_pool_get_attribute(pool: CUmemoryPool, attribute: c_int, value: *mut c_void);
+    cuMemPoolSetAccess as mem_pool_set_access(pool: CUmemoryPool, map: *const CUmemAccessDesc, count: usize);
+    cuMemPoolTrimTo as mem_pool_trim_to(pool: CUmemoryPool, keep: usize);
+    cuMemAllocFromPoolAsync as mem_alloc_from_pool_async(
+        address: *mut CUdeviceptr, size: usize, pool: CUmemoryPool, stream: CUstream
+    );
+    cuMemFreeAsync as mem_free_async(address: CUdeviceptr, stream: CUstream);
+    cuMemHostAlloc as mem_host_alloc(pointer: *mut *mut c_void, size: usize, flags: c_uint);
+    cuMemFreeHost as mem_free_host(pointer: *mut c_void);
+    cuMemHostGetDevicePointer_v2 as mem_host_get_device_pointer(
+        address: *mut CUdeviceptr, pointer: *mut c_void, flags: c_uint
+    );
+    cuMemcpyAsync as memcpy_async(dst: CUdeviceptr, src: CUdeviceptr, size: usize, stream: CUstream);
+    cuMemsetD8Async as memset_d8_async(dst: CUdeviceptr, value: u8, count: usize, stream: CUstream);
+    cuMemsetD32Async as memset_d32_async(dst: CUdeviceptr, value: c_uint, count: usize, stream: CUstream);
+    cuMemsetD2D8Async as memset_d2d8_async(
+        dst: CUdeviceptr, pitch: usize, value: u8, width: usize, height: usize, stream: CUstream
+    );
+    cuStreamCreate as stream_create(stream: *mut CUstream, flags: c_uint);
+    cuStreamDestroy_v2 as stream_destroy(stream: CUstream);
+    cuStreamWaitEvent as stream_wait_event(stream: CUstream, event: CUevent, flags: c_uint);
+    cuEventCreate as event_create(event: *mut CUevent, flags: c_uint);
+    cuEventDestroy_v2 as event_destroy(event: CUevent);
+    cuEventRecord as event_record(event: CUevent, stream: CUstream);
+    cuModuleLoadDataEx as module_load_data(
+        module: *mut CUmodule, image: *const c_void, option_count: c_uint, options: *mut c_int,
+        values: *mut *mut c_void
+    );
+    cuModuleUnload as module_unload(module: CUmodule);
+    cuModuleGetFunction as module_get_function(
+        function: *mut CUfunction, module: CUmodule, name: *const c_char
+    );
+    cuFuncGetAttribute as function_get_attribute(value: *mut c_int, attribute: c_int, function: CUfunction);
+    cuLaunchKernel as launch_kernel(
+        function: CUfunction,
+        grid_x: c_uint, grid_y: c_uint, grid_z: c_uint,
+        block_x: c_uint, block_y: c_uint, block_z: c_uint,
+        shared_bytes: c_uint, stream: CUstream,
+        parameters: *mut *mut c_void, extra: *mut *mut c_void
+    );
+}
+
+type GetParamInfo = unsafe extern "C" fn(CUfunction, usize, *mut usize, *mut usize) -> c_int;
+
+/// The driver of this process.
+pub(crate) struct Driver {
+    functions: Functions,
+    /// `cuFuncGetParamInfo`, which came with CUDA 12.4.
+    get_param_info: Option<GetParamInfo>,
+    /// Keeps the functions mapped.
+    _library: Library,
+}
+
+impl Driver {
+    /// Loads and initialises the driver.
+    pub(crate) fn open() -> Result<Arc<Self>, OpenError> {
+        Self::open_any(LIBRARIES)
+    }
+
+    fn open_any(names: &[&str]) -> Result<Arc<Self>, OpenError> {
+        let library = load_any(names).map_err(|reason| {
+            unavailable(format!(
+                "{}, which comes with the NVIDIA driver; install driver {OLDEST} or newer, or start the \
+                 container with the NVIDIA runtime ({reason})",
+                names[0]
+            ))
+        })?;
+        let Some(functions) = Functions::resolve(&library) else {
+            return Err(unavailable(format!(
+                "{} in {}; update the NVIDIA driver to {OLDEST} or newer",
+                absent(&library).join(", "),
+                names[0]
+            )));
+        };
+        let get_param_info = resolve(&library, "cuFuncGetParamInfo");
+        let driver = Arc::new(Self { functions, get_param_info, _library: library });
+        driver.initialise()?;
+        Ok(driver)
+    }
+
+    #[expect(unsafe_code, reason = "initialises the driver")]
+    fn initialise(&self) -> Result<(), OpenError> {
+        // SAFETY: the one call that needs nothing before it; it may be repeated.
+        unsafe { self.init(0) }.map_err(|error| match error.code {
+            NO_DEVICE => unavailable(
+                "an NVIDIA GPU: the driver runs and shows none (is CUDA_VISIBLE_DEVICES set?)".to_owned(),
+            ),
+            _ => unavailable(format!("a working NVIDIA driver: {error}")),
+        })
+    }
+
+    /// The newest CUDA version the driver speaks, as major and minor.
+    #[expect(unsafe_code, reason = "asks the driver")]
+    pub(crate) fn version(&self) -> Result<(u32, u32), DriverError> {
+        let mut version = 0;
+        // SAFETY: writes one integer, which lives on this stack frame.
+        unsafe { self.driver_get_version(&mut version) }?;
+        let version = u32::try_from(version).unwrap_or(0);
+        Ok((version / 1000, version % 1000 / 10))
+    }
+
+    /// Whether an event's work is over.
+    ///
+    /// # Safety
+    ///
+    /// - The event is live, and a context is current.
+    #[expect(unsafe_code, reason = "the raw functions of the driver")]
+    pub(crate) unsafe fn event_is_done(&self, event: CUevent) -> Result<bool, DriverError> {
+        // SAFETY: the caller's duties. The code is looked at before it becomes an error, since most
+        // answers are "not yet" and an error allocates.
+        match unsafe { (self.functions.event_query)(event) } {
+            NOT_READY => Ok(false),
+            code => self.check("cuEventQuery", code).map(|()| true),
+        }
+    }
+
+    /// The sizes of a function's parameters in order, from drivers that tell.
+    ///
+    /// # Safety
+    ///
+    /// - The function is of a loaded module.
+    #[expect(unsafe_code, reason = "the raw functions of the driver")]
+    pub(crate) unsafe fn parameter_sizes(&self, function: CUfunction) -> Option<Vec<usize>> {
+        let get = self.get_param_info?;
+        let mut sizes = Vec::new();
+        let (mut offset, mut size) = (0, 0);
+        // SAFETY: the caller's duty; two integers are written to this stack frame. An index behind the
+        // last parameter is refused, which ends the loop.
+        while unsafe { get(function, sizes.len(), &mut offset, &mut size) } == 0 {
+            sizes.push(size);
+        }
+        Some(sizes)
+    }
+
+    fn check(&self, api: &'static str, code: c_int) -> Result<(), DriverError> {
+        if code == 0 {
+            return Ok(());
+        }
+        Err(DriverError { api, code: code.into(), name: self.error_name(code) })
+    }
+
+    #[expect(unsafe_code, reason = "asks the driver for a text")]
+    fn error_name(&self, code: c_int) -> String {
+        let mut name = ptr::null();
+        // SAFETY: writes one pointer, which lives on this stack frame; any code may be asked about.
+        let answer = unsafe { (self.functions.get_error_name)(code, &mut name) };
+        if answer != 0 || name.is_null() {
+            return format!("unknown CUDA error {code}");
+        }
+        // SAFETY: the driver answered with a static, terminated string.
+        unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned()
+    }
+}
+
+impl fmt::Debug for Driver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Driver({:?})", self.version().ok())
+    }
+}
+
+/// Runs a call that creates an object and wraps the handle it wrote.
+pub(crate) fn created<T>(
+    api: &'static str,
+    create: impl FnOnce(*mut *mut T) -> Result<(), DriverError>,
+) -> Result<Handle<T>, DriverError> {
+    let mut raw = ptr::null_mut();
+    create(&mut raw)?;
+    Handle::written(raw).ok_or_else(|| DriverError { api, code: 0, name: "no object was made".to_owned() })
+}
+
+pub(crate) fn unavailable(missing: String) -> OpenError {
+    OpenError::Unavailable { backend: NAME, missing }
+}
+
+#[expect(unsafe_code, reason = "opens a dynamic library")]
+fn load_any(names: &[&str]) -> Result<Library, String> {
+    let mut reasons = Vec::new();
+    for name in names {
+        // SAFETY: the library of this name is the vendor's driver, whose initialisers the vendor made to
+        // be run by any program that links it.
+        match unsafe { Library::new(*name) } {
+            Ok(library) => return Ok(library),
+            Err(error) => reasons.push(in_full(&error)),
+        }
+    }
+    Err(reasons.join("; "))
+}
+
+/// An error with its causes, where the loader's words are.
+pub(crate) fn in_full(error: &dyn Error) -> String {
+    match error.source() {
+        None => error.to_string(),
+        Some(cause) => format!("{error}: {}", in_full(cause)),
+    }
+}
+
+/// The symbol's address as a function of type `F`, which is a function pointer.
+#[expect(unsafe_code, reason = "looks symbols up")]
+pub(crate) fn resolve<F: Copy>(library: &Library, symbol: &str) -> Option<F> {
+    // SAFETY: whoever calls the result vouches for its type; here it is only copied out.
+    unsafe { library.get::<F>(symbol.as_bytes()) }.ok().map(|found| *found)
+}
+
+fn absent(library: &Library) -> Vec<&'static str> {
+    SYMBOLS.iter().copied().filter(|symbol| resolve::<*const ()>(library, symbol).is_none()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(libraries: &[&str], words: &[&str]) {
+        let error = Driver::open_any(libraries).unwrap_err();
+        assert!(matches!(error, OpenError::Unavailable { backend: "cuda", .. }), "{error:?}");
+        let text = error.to_string();
+        for word in words {
+            assert!(text.contains(word), "{word:?} is not in: {text}");
+        }
+    }
+
+    #[test]
+    fn a_driver_that_is_not_installed_is_named_with_the_way_to_get_it() {
+        check(&["libcuda-of-nobody.so.1"], &["libcuda-of-nobody.so.1", "install driver 470"]);
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn a_library_without_the_functions_is_refused_with_their_names() {
+        check(&["libc.so.6"], &["cuInit", "cuMemAllocFromPoolAsync", "update the NVIDIA driver"]);
+    }
+}

@@ -1,0 +1,86 @@
+//! NVIDIA GPUs for warpweft: the seam over the CUDA driver.
+//!
+//! Nothing is linked. The driver is loaded when [`CudaBackend::new`] is called; a machine without one gets an
+//! [`OpenError::Unavailable`](warpweft_core_types::OpenError::Unavailable) that says what is missing. NVRTC is
+//! looked for when CUDA C is first compiled.
+//!
+//! ```no_run
+//! use std::time::Duration;
+//! use warpweft_core_types::*;
+//! use warpweft_cuda::CudaBackend;
+//!
+//! let backend = CudaBackend::new()?;
+//! let device = backend.open(0, Features::empty())?;
+//! let buffer = BufferView::whole(device.allocate(&BufferDesc::host_visible(4 * 1024))?);
+//!
+//! let source = r#"extern "C" __global__ void number(unsigned int* out, unsigned int first) {
+//!     unsigned int i = blockIdx.x * blockDim.x + threadIdx.x;
+//!     out[i] = first + i;
+//! }"#;
+//! let contract = KernelContract::new("number", [Param::write(4 * 1024), Param::scalar::<u32>()])
+//!     .with_workgroup_size([256, 1, 1]);
+//! let code = ForeignCode::Source { format: CodeFormat::CudaC, text: source.to_owned() };
+//! // SAFETY: the kernel writes 4 * 256 words for a grid of 4, which the contract's least size holds, and
+//! // reads no memory.
+//! let code = unsafe { KernelCode::new().with_foreign([contract], code) };
+//! let kernel = device.load(&code)?.kernel("number")?;
+//!
+//! let queue = device.create_queue(&QueueDesc::default())?;
+//! let done = SemaphorePoint::new(&device.create_semaphore(0)?, 1);
+//! let first = 7_u32.to_le_bytes();
+//! let args = [Arg::Buffer(&buffer), Arg::Scalar(&first)];
+//! let launch = Launch::new(&kernel, [4, 1, 1], &args)?;
+//! queue.submit(&Submission { waits: &[], ops: &[Op::Launch(launch)], signals: &[done.clone()] })?;
+//! done.wait(Duration::from_secs(1))?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # Kernels
+//!
+//! A contract describes an `extern "C" __global__` function. A buffer is a pointer to the first byte of the
+//! view, and nothing else; a value is a parameter of its size, in place. So `[Param::read(n), Param::scalar::<u32>()]`
+//! is `(const T*, unsigned int)`. A workgroup is a block, and no dynamic shared memory is given. Drivers of
+//! CUDA 12.4 and newer tell what the code declares, and code that declares something else is refused.
+//!
+//! A resident kernel (`KernelContract::resident`) has a `ww_slice`, by value, before all that. It comes with
+//! `#include <warpweft/resident.cuh>`, whose functions tell the kernel when to return; the header's first
+//! lines show how.
+//!
+//! # Choices
+//!
+//! - Contexts are the primary ones, shared with cudarc, candle, burn and the CUDA runtime. Every call leaves
+//!   the thread's current context as it was.
+//! - Device memory comes from a pool of our own, so that giving it back never waits for a resident kernel.
+//!   Pinned memory that is given back is kept for reuse, since the driver would wait to free it.
+//! - A wait for work that is under way on any CUDA device of the backend becomes an event wait. Any other wait
+//!   holds the submission on the host.
+//! - A thread that waits asks the driver about the event itself, for ten milliseconds; then it sleeps and one
+//!   reactor thread does, which wakes futures too.
+//! - Calls that wait for resident kernels are all in one module, and ask the residents to hurry.
+//! - A fault of a kernel loses the device for the process, as the driver has it. Its failure is kept, and
+//!   everything that comes later is refused with it.
+//!
+//! # What it does not do yet
+//!
+//! Contexts, streams and pointers of other libraries, host memory from elsewhere, sharing between processes,
+//! graphs, and facts about links that only NVML knows.
+
+mod backend;
+mod cold;
+mod compiler;
+mod context;
+mod device;
+mod driver;
+mod header;
+mod memory;
+mod module;
+mod peer;
+mod queue;
+mod reactor;
+mod resident;
+mod semaphore;
+mod stream;
+mod work;
+
+pub use backend::CudaBackend;
+pub use compiler::Compiler;

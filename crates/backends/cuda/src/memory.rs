@@ -1,0 +1,423 @@
+//! Memory of one device: a stream-ordered pool of its own, and pinned host memory that is kept for reuse.
+//!
+//! Nothing here waits for resident kernels when it is given back. Device memory goes back to the pool in
+//! stream order. Pinned memory would wait (`cuMemFreeHost` does), so a freed block stays in a list for the
+//! next buffer of its size and goes back to the system when the device's last object is dropped.
+
+use std::{
+    any::Any,
+    collections::BTreeMap,
+    ffi::c_void,
+    fmt,
+    ptr::{self, NonNull},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use cudarc::driver::sys::{
+    CUdeviceptr, CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationHandleType, CUmemAllocationType,
+    CUmemLocation, CUmemLocationType, CUmemPool_attribute, CUmemPoolHandle_st, CUmemPoolProps,
+};
+use warpweft_core_types::{
+    AllocError, Buffer, BufferDesc, BufferView, Bytes, DeviceId, DriverError, Failure, HostMapping,
+    MemoryKind, MemoryUsage,
+};
+
+use crate::{
+    cold,
+    context::Context,
+    driver::{Handle, OUT_OF_MEMORY, created},
+    stream::{Event, Stream},
+};
+
+/// Every buffer starts at a multiple of this; the pool and pinned memory keep to more.
+pub(crate) const ALIGNMENT: u64 = 256;
+
+/// Zeroing is a kernel, so it waits for others that fill the device; this long at most.
+const ZEROING_LIMIT: Duration = Duration::from_secs(30);
+
+/// Pinned blocks are a page at least, and come in sizes a quarter of a power of two apart.
+const PAGE: u64 = 4096;
+
+/// `CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP`: every context of the process can use it.
+const PINNED_FLAGS: u32 = 0x01 | 0x02;
+
+/// The memory of one device.
+pub(crate) struct Arena {
+    context: Arc<Context>,
+    pool: Handle<CUmemPoolHandle_st>,
+    capacity: u64,
+    /// Allocations are ordered here, apart from all queues; the event marks that memory is zeroed.
+    zeroing: Mutex<(Stream, Event)>,
+    /// Memory is given back here, so that it does not wait for zeroing.
+    freeing: Stream,
+    /// Freed pinned blocks, by size.
+    pinned: Mutex<BTreeMap<u64, Vec<PinnedBlock>>>,
+}
+
+impl Arena {
+    pub(crate) fn create(context: &Arc<Context>, capacity: u64) -> Result<Arc<Self>, DriverError> {
+        let zeroing = Mutex::new((Stream::create(context)?, Event::create(context)?));
+        let freeing = Stream::create(context)?;
+        let pool = create_pool(context)?;
+        Ok(Arc::new(Self {
+            context: Arc::clone(context),
+            pool,
+            capacity,
+            zeroing,
+            freeing,
+            pinned: Mutex::default(),
+        }))
+    }
+
+    pub(crate) fn usage(&self) -> Result<MemoryUsage, AllocError> {
+        if let Some(failure) = self.context.failure() {
+            return Err(AllocError::Failed(failure));
+        }
+        self.live_usage().map_err(|error| self.failed(error))
+    }
+
+    /// Free is what the driver would give and what the pool holds and has not given out.
+    #[expect(unsafe_code, reason = "asks the driver")]
+    fn live_usage(&self) -> Result<MemoryUsage, DriverError> {
+        let _current = self.context.enter()?;
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: writes two integers, which live on this stack frame.
+        unsafe { self.context.driver.mem_get_info(&mut free, &mut total) }?;
+        let reserved = self.pool_figure(CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)?;
+        let used = self.pool_figure(CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT)?;
+        let free = free as u64 + reserved.saturating_sub(used);
+        Ok(MemoryUsage { capacity: Bytes(total as u64), free: Bytes(free) })
+    }
+
+    #[expect(unsafe_code, reason = "asks the driver")]
+    fn pool_figure(&self, attribute: CUmemPool_attribute) -> Result<u64, DriverError> {
+        let mut value = 0_u64;
+        // SAFETY: the figures asked for are 64-bit integers, and one is written to this stack frame.
+        unsafe {
+            self.context.driver.mem_pool_get_attribute(
+                self.pool.raw(),
+                attribute as i32,
+                ptr::from_mut(&mut value).cast(),
+            )
+        }?;
+        Ok(value)
+    }
+
+    /// Lets the queues and kernels of `peer` use this device's memory, that of today and of tomorrow.
+    #[expect(unsafe_code, reason = "calls the driver")]
+    pub(crate) fn admit(&self, peer: &Context) -> Result<(), DriverError> {
+        let _current = self.context.enter()?;
+        let access = CUmemAccessDesc {
+            location: device_location(peer),
+            flags: CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+        };
+        // SAFETY: the pool lives; one description is read from this stack frame.
+        unsafe { self.context.driver.mem_pool_set_access(self.pool.raw(), &access, 1) }
+    }
+
+    pub(crate) fn allocate(self: &Arc<Self>, desc: &BufferDesc) -> Result<CudaBuffer, AllocError> {
+        if desc.size == 0 {
+            return Err(AllocError::ZeroSize { device: self.context.device });
+        }
+        if let Some(failure) = self.context.failure() {
+            return Err(AllocError::Failed(failure));
+        }
+        let memory = match desc.kind {
+            MemoryKind::Device => Memory::Pool { address: self.allocate_device(desc.size)? },
+            MemoryKind::HostVisible => Memory::Pinned(self.allocate_pinned(desc.size)?),
+        };
+        Ok(CudaBuffer { arena: Arc::clone(self), size: desc.size, memory: Some(memory) })
+    }
+
+    fn allocate_device(&self, size: u64) -> Result<CUdeviceptr, AllocError> {
+        let bytes = usize::try_from(size).map_err(|_| self.out_of_memory(size))?;
+        if size > self.capacity {
+            return Err(self.out_of_memory(size));
+        }
+        let _current = self.context.enter().map_err(|error| self.failed(error))?;
+        let zeroing = self.zeroing();
+        let (stream, zeroed) = &*zeroing;
+        let address = self.take_from_pool(bytes, stream).map_err(|error| match error.code {
+            OUT_OF_MEMORY => self.out_of_memory(size),
+            _ => self.failed(error),
+        })?;
+        let give_back = |error| {
+            self.free_in_order(address, stream);
+            error
+        };
+        match self.zero(address, bytes, stream, zeroed) {
+            Ok(true) => Ok(address),
+            Ok(false) => {
+                let failure = Failure::DeadlineExceeded { after: ZEROING_LIMIT };
+                Err(give_back(AllocError::Failed(Arc::new(failure))))
+            }
+            Err(error) => Err(give_back(self.failed(error))),
+        }
+    }
+
+    /// Asks the pool, and once more after the pool has given back what it does not use.
+    #[expect(unsafe_code, reason = "calls the driver")]
+    fn take_from_pool(&self, bytes: usize, stream: &Stream) -> Result<CUdeviceptr, DriverError> {
+        let driver = &self.context.driver;
+        let mut address = 0;
+        let mut take = || {
+            // SAFETY: pool and stream are live and of the current context; the address is written to this
+            // stack frame.
+            unsafe { driver.mem_alloc_from_pool_async(&mut address, bytes, self.pool.raw(), stream.raw()) }
+        };
+        match take() {
+            Err(error) if error.code == OUT_OF_MEMORY => {
+                // SAFETY: the pool is live; memory that is in use stays.
+                unsafe { driver.mem_pool_trim_to(self.pool.raw(), 0) }?;
+                take()?;
+            }
+            other => other?,
+        }
+        Ok(address)
+    }
+
+    #[expect(unsafe_code, reason = "calls the driver")]
+    fn zero(
+        &self,
+        address: CUdeviceptr,
+        bytes: usize,
+        stream: &Stream,
+        zeroed: &Event,
+    ) -> Result<bool, DriverError> {
+        // SAFETY: the allocation holds `bytes` bytes and was made in this stream just before.
+        unsafe { self.context.driver.memset_d8_async(address, 0, bytes, stream.raw()) }?;
+        zeroed.record(stream)?;
+        zeroed.wait(ZEROING_LIMIT)
+    }
+
+    #[expect(unsafe_code, reason = "calls the driver")]
+    fn allocate_pinned(&self, size: u64) -> Result<PinnedBlock, AllocError> {
+        let class = pinned_class(size);
+        let known = self.pinned().get_mut(&class).and_then(Vec::pop);
+        let block = match known {
+            Some(block) => block,
+            None => self.pin(class).map_err(|error| match error.code {
+                OUT_OF_MEMORY => self.out_of_memory(size),
+                _ => self.failed(error),
+            })?,
+        };
+        let bytes = usize::try_from(size).map_err(|_| self.out_of_memory(size))?;
+        // SAFETY: the block holds its class, which is `size` or more, and nobody else has it: it is new, or
+        // was dropped with its last buffer.
+        unsafe { ptr::write_bytes(block.host.raw().cast::<u8>(), 0, bytes) };
+        Ok(block)
+    }
+
+    #[expect(unsafe_code, reason = "calls the driver")]
+    fn pin(&self, class: u64) -> Result<PinnedBlock, DriverError> {
+        let driver = &self.context.driver;
+        let _current = self.context.enter()?;
+        let too_large =
+            || DriverError { api: "cuMemHostAlloc", code: OUT_OF_MEMORY, name: "size".to_owned() };
+        let bytes = usize::try_from(class).map_err(|_| too_large())?;
+        let host = created("cuMemHostAlloc", |pointer| {
+            // SAFETY: a context is current; the pointer is written to `created`'s stack frame.
+            unsafe { driver.mem_host_alloc(pointer, bytes, PINNED_FLAGS) }
+        })?;
+        let mut block = PinnedBlock { host, address: 0, class };
+        // SAFETY: the memory was allocated just now with the flag that maps it.
+        unsafe { driver.mem_host_get_device_pointer(&mut block.address, host.raw(), 0) }?;
+        Ok(block)
+    }
+
+    /// Gives pool memory back behind everything in `stream`. A context is current.
+    #[expect(unsafe_code, reason = "calls the driver")]
+    fn free_in_order(&self, address: CUdeviceptr, stream: &Stream) {
+        // SAFETY: the address came from this pool and is given back once. All work on it is over, since
+        // submissions and residents hold its buffer until then, or it was never more than zeroed, which lies
+        // before this in the same stream. An error means that the device is lost, and its memory with it.
+        let _freed = unsafe { self.context.driver.mem_free_async(address, stream.raw()) };
+    }
+
+    fn give_back(&self, memory: Memory) {
+        match memory {
+            Memory::Pool { address } => {
+                let Ok(_current) = self.context.enter() else { return };
+                self.free_in_order(address, &self.freeing);
+            }
+            Memory::Pinned(block) => self.pinned().entry(block.class).or_default().push(block),
+        }
+    }
+
+    fn out_of_memory(&self, requested: u64) -> AllocError {
+        let nothing = MemoryUsage { capacity: Bytes(self.capacity), free: Bytes(0) };
+        let usage = self.live_usage().unwrap_or(nothing);
+        AllocError::OutOfMemory {
+            device: self.context.device,
+            requested: Bytes(requested),
+            available: usage.free,
+            capacity: usage.capacity,
+        }
+    }
+
+    fn failed(&self, error: DriverError) -> AllocError {
+        let failure = self.context.judge(error.clone());
+        match *failure {
+            Failure::DeviceLost { .. } => AllocError::Failed(failure),
+            _ => AllocError::Driver(error),
+        }
+    }
+
+    fn zeroing(&self) -> MutexGuard<'_, (Stream, Event)> {
+        self.zeroing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn pinned(&self) -> MutexGuard<'_, BTreeMap<u64, Vec<PinnedBlock>>> {
+        self.pinned.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for Arena {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Arena({})", self.context.device)
+    }
+}
+
+impl Drop for Arena {
+    #[expect(unsafe_code, reason = "calls the driver")]
+    fn drop(&mut self) {
+        for block in std::mem::take(&mut *self.pinned()).into_values().flatten() {
+            // SAFETY: pinned by `pin`; its last buffer is dropped, which is how it came into the list, and
+            // the list is emptied here. An error leaves it pinned.
+            let _freed = unsafe { cold::free_pinned(&self.context, block.host.raw()) };
+        }
+        let Ok(_current) = self.context.enter() else { return };
+        // SAFETY: created by `create_pool`; every buffer of it held an `Arc` of this arena, so none is left.
+        let _destroyed = unsafe { self.context.driver.mem_pool_destroy(self.pool.raw()) };
+    }
+}
+
+/// A pool that keeps what is freed: giving memory to the system and asking for it again costs 100 us and more.
+#[expect(unsafe_code, reason = "calls the driver")]
+fn create_pool(context: &Context) -> Result<Handle<CUmemPoolHandle_st>, DriverError> {
+    let driver = &context.driver;
+    let _current = context.enter()?;
+    let properties = CUmemPoolProps {
+        allocType: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
+        handleTypes: CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE,
+        location: device_location(context),
+        win32SecurityAttributes: ptr::null_mut(),
+        reserved: [0; 64],
+    };
+    // SAFETY: the properties are read from this stack frame; the result is written to `raw`.
+    let pool = created("cuMemPoolCreate", |raw| unsafe { driver.mem_pool_create(raw, &properties) })?;
+    let mut keep = u64::MAX;
+    let threshold = CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD as i32;
+    let value = ptr::from_mut(&mut keep).cast::<c_void>();
+    // SAFETY: the pool is live; the attribute is a 64-bit integer, read from this stack frame.
+    unsafe { driver.mem_pool_set_attribute(pool.raw(), threshold, value) }?;
+    Ok(pool)
+}
+
+const fn device_location(context: &Context) -> CUmemLocation {
+    CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: context.ordinal }
+}
+
+/// The size of the pinned block that serves `size` bytes.
+fn pinned_class(size: u64) -> u64 {
+    let step = (size.next_power_of_two() / 8).max(PAGE);
+    size.div_ceil(step).saturating_mul(step)
+}
+
+/// Pinned host memory. The device sees it at `address`.
+#[derive(Debug)]
+struct PinnedBlock {
+    host: Handle<c_void>,
+    address: CUdeviceptr,
+    class: u64,
+}
+
+#[derive(Debug)]
+enum Memory {
+    Pool { address: CUdeviceptr },
+    Pinned(PinnedBlock),
+}
+
+/// A buffer of a CUDA device.
+#[derive(Debug)]
+pub(crate) struct CudaBuffer {
+    arena: Arc<Arena>,
+    size: u64,
+    /// Taken when the buffer is dropped.
+    memory: Option<Memory>,
+}
+
+impl CudaBuffer {
+    /// Where the device sees its first byte.
+    pub(crate) const fn address(&self) -> CUdeviceptr {
+        match &self.memory {
+            Some(Memory::Pool { address }) => *address,
+            Some(Memory::Pinned(block)) => block.address,
+            None => 0,
+        }
+    }
+
+    /// Where the host sees its first byte; `None` for memory of the device.
+    pub(crate) fn host(&self) -> Option<NonNull<u8>> {
+        match &self.memory {
+            Some(Memory::Pinned(block)) => NonNull::new(block.host.raw().cast()),
+            _ => None,
+        }
+    }
+}
+
+impl Buffer for CudaBuffer {
+    fn device(&self) -> DeviceId {
+        self.arena.context.device
+    }
+
+    fn size(&self) -> u64 {
+        self.size
+    }
+
+    fn kind(&self) -> MemoryKind {
+        match self.memory {
+            Some(Memory::Pinned(_)) => MemoryKind::HostVisible,
+            _ => MemoryKind::Device,
+        }
+    }
+
+    #[expect(unsafe_code, reason = "asserts the mapping's validity")]
+    fn mapping(&self) -> Option<HostMapping<'_>> {
+        let len = usize::try_from(self.size).ok()?;
+        // SAFETY: the block holds `size` bytes and stays pinned while `self` lives, from which the mapping
+        // borrows; no code of this crate makes references to the memory of a buffer it hands out.
+        self.host().map(|base| unsafe { HostMapping::new(base, len) })
+    }
+}
+
+impl Drop for CudaBuffer {
+    fn drop(&mut self) {
+        if let Some(memory) = self.memory.take() {
+            self.arena.give_back(memory);
+        }
+    }
+}
+
+/// Where the device sees a view's first byte, if the view is of a CUDA buffer.
+pub(crate) fn address_of(view: &BufferView) -> Option<CUdeviceptr> {
+    let buffer: &dyn Any = view.buffer().as_ref();
+    Some(buffer.downcast_ref::<CudaBuffer>()?.address() + view.offset())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pinned_blocks_waste_a_quarter_at_most() {
+        let check = |size, class| assert_eq!(pinned_class(size), class, "{size}");
+        check(1, 4096);
+        check(4096, 4096);
+        check(4097, 8192);
+        check(1 << 20, 1 << 20);
+        check((1 << 20) + 1, (1 << 20) + (1 << 18));
+        check(3 << 20, 3 << 20);
+    }
+}

@@ -1,0 +1,558 @@
+//! Queues of CUDA devices: a stream each, and the submissions that cannot enter it yet.
+//!
+//! A submission enters the stream as soon as everything it waits for is reached or is itself in some stream
+//! of the backend; then the wait is an event wait. Until then it is held here, and with it what is behind
+//! it. A stream therefore never waits for something that is not under way.
+
+use std::{
+    any::Any,
+    collections::VecDeque,
+    fmt,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError},
+    task::{Wake, Waker},
+};
+
+use smallvec::SmallVec;
+use warpweft_core_types::{
+    Access, Buffer, BufferView, DeviceId, DriverError, Failure, Kernel, OwnedSubmission, Queue, QueueDesc,
+    QueueId, SemaphorePoint, Submission, SubmissionId, SubmitError, promise_all,
+};
+
+use crate::{
+    context::Context,
+    device::CudaDevice,
+    memory::address_of,
+    module::CudaKernel,
+    peer::PeerTable,
+    reactor::Reactor,
+    semaphore::{self, Readiness, Wakers},
+    stream::{Event, Stream},
+    work::Work,
+};
+
+/// The driver blocks whoever enqueues more than about a thousand operations in a stream. Beyond this many,
+/// submissions are held here, so that `submit` does not wait.
+const WINDOW: usize = 768;
+
+/// Spent objects kept for the next submissions.
+const SPARES: usize = 64;
+
+/// A queue's state and work, kept alive by whoever may still have to look after it.
+pub(crate) struct QueueCore {
+    context: Arc<Context>,
+    peers: Arc<PeerTable>,
+    reactor: Arc<Reactor>,
+    stream: Stream,
+    id: QueueId,
+    capacity: usize,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    held: VecDeque<Held>,
+    in_flight: VecDeque<InFlight>,
+    /// Operations of all that is in flight.
+    ops_in_flight: usize,
+    submitted: u64,
+    failure: Option<Arc<Failure>>,
+    /// The reactor has this queue in its list.
+    tracked: bool,
+    /// The device went away: what is held will not run.
+    closing: bool,
+    spare_events: Vec<Arc<Event>>,
+    spare_lists: Vec<KeepAlive>,
+}
+
+/// The points a submission raises.
+type Signals = SmallVec<[SemaphorePoint; 1]>;
+
+/// A submission that waits on the host.
+#[derive(Debug)]
+struct Held {
+    id: SubmissionId,
+    work: OwnedSubmission,
+}
+
+/// A submission in the stream.
+#[derive(Debug)]
+struct InFlight {
+    event: Arc<Event>,
+    signals: Signals,
+    keep: KeepAlive,
+    ops: usize,
+}
+
+/// What a submission uses.
+#[derive(Debug)]
+enum Used {
+    Buffer(#[expect(dead_code, reason = "held for its drop")] Arc<dyn Buffer>),
+    Kernel(#[expect(dead_code, reason = "held for its drop")] Arc<dyn Kernel>),
+}
+
+/// Everything that submissions in flight use, held until they are over.
+#[derive(Debug, Default)]
+struct KeepAlive {
+    used: Vec<Used>,
+    /// Addresses of the last entries: programs use the same few objects again and again.
+    recent: [usize; 8],
+    next: usize,
+}
+
+impl KeepAlive {
+    fn buffer(&mut self, view: &BufferView) {
+        let buffer = view.buffer();
+        if self.is_new(Arc::as_ptr(buffer).addr()) {
+            self.used.push(Used::Buffer(Arc::clone(buffer)));
+        }
+    }
+
+    fn kernel(&mut self, kernel: &Arc<dyn Kernel>) {
+        if self.is_new(Arc::as_ptr(kernel).addr()) {
+            self.used.push(Used::Kernel(Arc::clone(kernel)));
+        }
+    }
+
+    fn is_new(&mut self, address: usize) -> bool {
+        if self.recent.contains(&address) {
+            return false;
+        }
+        self.recent[self.next % self.recent.len()] = address;
+        self.next += 1;
+        true
+    }
+
+    fn clear(&mut self) {
+        self.used.clear();
+        self.recent = [0; 8];
+    }
+}
+
+impl QueueCore {
+    pub(crate) fn create(
+        context: &Arc<Context>,
+        peers: &Arc<PeerTable>,
+        reactor: &Arc<Reactor>,
+        number: u32,
+        desc: &QueueDesc,
+    ) -> Result<Arc<Self>, DriverError> {
+        Ok(Arc::new(Self {
+            context: Arc::clone(context),
+            peers: Arc::clone(peers),
+            reactor: Arc::clone(reactor),
+            stream: Stream::create(context)?,
+            id: QueueId { device: context.device, number },
+            capacity: desc.capacity,
+            state: Mutex::default(),
+        }))
+    }
+
+    fn submit(self: &Arc<Self>, submission: &Submission<'_>) -> Result<SubmissionId, SubmitError> {
+        for op in submission.ops {
+            check_work(self.context.device, &self.peers, &Work::from(op))?;
+        }
+        for point in submission.signals {
+            if !semaphore::is_ours(point) {
+                let (owner, device) = (point.semaphore.device(), self.context.device);
+                return Err(SubmitError::Foreign { what: "semaphore", owner, device });
+            }
+        }
+        let mut wakers = Wakers::new();
+        let mut state = self.lock();
+        if self.is_full(&state) {
+            // Room may have been made that nobody has noticed yet.
+            drop(state);
+            self.reap();
+            state = self.lock();
+        }
+        self.admit(&state)?;
+        promise_all(submission.signals)?;
+        let id = SubmissionId { queue: self.id, index: state.submitted };
+        state.submitted += 1;
+        let waits = submission.waits;
+        let ready = state.held.is_empty()
+            && state.ops_in_flight < WINDOW
+            && matches!(first_obstacle(waits), Ok(None));
+        if ready {
+            let ops = submission.ops.iter().map(Work::from);
+            let signals = submission.signals.into();
+            match self.enqueue(&mut state, id, waits, ops, signals, &mut wakers) {
+                Ok(()) => self.track(state),
+                Err((failure, signals)) => self.fail(state, &failure, &signals),
+            }
+        } else {
+            state.held.push_back(Held { id, work: OwnedSubmission::from(submission) });
+            self.track(state);
+            self.schedule();
+        }
+        wakers.into_iter().for_each(Waker::wake);
+        Ok(id)
+    }
+
+    /// Whether the queue takes one more.
+    fn admit(&self, state: &State) -> Result<(), SubmitError> {
+        if let Some(failure) = state.failure.clone().or_else(|| self.context.failure()) {
+            return Err(SubmitError::Failed(failure));
+        }
+        if !self.is_full(state) {
+            return Ok(());
+        }
+        Err(SubmitError::QueueFull { queue: self.id, capacity: self.capacity })
+    }
+
+    fn is_full(&self, state: &State) -> bool {
+        state.held.len() + state.in_flight.len() >= self.capacity
+    }
+
+    /// Puts a submission in the stream. After an error the stream may hold a part of it, and the signals
+    /// come back to be failed.
+    fn enqueue<'a>(
+        self: &Arc<Self>,
+        state: &mut State,
+        id: SubmissionId,
+        waits: &[SemaphorePoint],
+        ops: impl Iterator<Item = Work<'a>>,
+        signals: Signals,
+        wakers: &mut Wakers,
+    ) -> Result<(), (Arc<Failure>, Signals)> {
+        let mut keep = state.spare_lists.pop().unwrap_or_default();
+        let mut count = 0;
+        let filled = self.fill_stream(id, waits, ops.inspect(|_| count += 1), &mut keep);
+        let marked = self.mark(state);
+        let (event, failure) = match (marked, filled) {
+            (Ok(event), filled) => (event, filled.err()),
+            (Err(error), _) => {
+                // Nothing will tell when the device is done with these, so they are never let go.
+                std::mem::forget(keep);
+                return Err((self.context.judge(error), signals));
+            }
+        };
+        state.ops_in_flight += count;
+        if let Some(failure) = failure {
+            state.in_flight.push_back(InFlight { event, signals: SmallVec::new(), keep, ops: count });
+            return Err((failure, signals));
+        }
+        for point in &signals {
+            semaphore::enqueued(point, &event, self, wakers);
+        }
+        state.in_flight.push_back(InFlight { event, signals, keep, ops: count });
+        Ok(())
+    }
+
+    fn fill_stream<'a>(
+        &self,
+        id: SubmissionId,
+        waits: &[SemaphorePoint],
+        ops: impl Iterator<Item = Work<'a>>,
+        keep: &mut KeepAlive,
+    ) -> Result<(), Arc<Failure>> {
+        let judge = |error| self.context.judge(error);
+        let _current = self.context.enter().map_err(judge)?;
+        for point in waits {
+            match semaphore::readiness(point)? {
+                Readiness::Reached | Readiness::Unknown => {}
+                // What is in this stream is behind it anyway.
+                Readiness::Enqueued(signal) if signal.queue.as_ptr() == std::ptr::from_ref(self) => {}
+                Readiness::Enqueued(signal) => self.stream.wait_for(&signal.event).map_err(judge)?,
+            }
+        }
+        for work in ops {
+            match &work {
+                Work::Copy { src, dst } => {
+                    keep.buffer(src);
+                    keep.buffer(dst);
+                }
+                Work::Fill { dst, .. } => keep.buffer(dst),
+                Work::Launch { kernel, args, .. } => {
+                    keep.kernel(kernel);
+                    args.buffers().for_each(|view| keep.buffer(view));
+                }
+                Work::Unknown(_) => {}
+            }
+            work.enqueue(&self.context, &self.stream).map_err(|error| match error {
+                None => self.cannot(id, work.name()),
+                Some(error) => self.context.judge(error),
+            })?;
+        }
+        Ok(())
+    }
+
+    /// An event at the end of what is in the stream now.
+    fn mark(&self, state: &mut State) -> Result<Arc<Event>, DriverError> {
+        let event = match state.spare_events.pop() {
+            Some(event) => event,
+            None => Arc::new(Event::create(&self.context)?),
+        };
+        let _current = self.context.enter()?;
+        event.record(&self.stream)?;
+        Ok(event)
+    }
+
+    fn cannot(&self, submission: SubmissionId, what: &'static str) -> Arc<Failure> {
+        let reason = "an operand does not belong to a CUDA device".to_owned();
+        Arc::new(Failure::OperationFailed { submission, what, reason })
+    }
+
+    /// Lets the reactor know about a queue with work under way.
+    fn track(self: &Arc<Self>, mut state: MutexGuard<'_, State>) {
+        let new = !state.tracked && !state.in_flight.is_empty();
+        state.tracked |= new;
+        // The reactor takes its own lock before a queue's.
+        drop(state);
+        if new {
+            self.reactor.add(Arc::clone(self));
+        }
+    }
+
+    /// Puts held submissions in the stream for as long as they can go, and fails them when they cannot ever.
+    fn schedule(self: &Arc<Self>) {
+        loop {
+            let mut state = self.lock();
+            let obstacle = match state.held.front() {
+                None => return,
+                Some(held) => first_obstacle(&held.work.waits),
+            };
+            match obstacle {
+                Err(failure) => return self.fail(state, &failure, &[]),
+                Ok(Some(_)) if state.closing => {
+                    let failure = Arc::new(Failure::Abandoned { device: self.context.device });
+                    return self.fail(state, &failure, &[]);
+                }
+                Ok(Some(point)) => {
+                    drop(state);
+                    // Outside the lock: the semaphore may call back at once.
+                    return semaphore::watch(&point, &Waker::from(Arc::clone(self)));
+                }
+                // `reap` comes back here when the stream has got shorter.
+                Ok(None) if state.ops_in_flight >= WINDOW => return,
+                Ok(None) => {}
+            }
+            let Some(Held { id, work }) = state.held.pop_front() else { return };
+            let mut wakers = Wakers::new();
+            let ops = work.ops.iter().map(Work::from);
+            match self.enqueue(&mut state, id, &work.waits, ops, work.signals, &mut wakers) {
+                Ok(()) => self.track(state),
+                Err((failure, signals)) => self.fail(state, &failure, &signals),
+            }
+            wakers.into_iter().for_each(Waker::wake);
+        }
+    }
+
+    /// Takes note of what the stream has finished; whether it was something.
+    ///
+    /// It does nothing while another thread is busy with the queue: that thread, or the next look, will.
+    pub(crate) fn reap(self: &Arc<Self>) -> bool {
+        let mut state = match self.state.try_lock() {
+            Ok(state) => state,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return false,
+        };
+        let mut done = SmallVec::<[InFlight; 4]>::new();
+        let looked = self.take_finished(&mut state, &mut done);
+        let more = !state.held.is_empty();
+        match looked {
+            Ok(()) => drop(state),
+            Err(error) => {
+                let failure = self.context.judge(error);
+                self.fail_in_flight(state, &failure);
+            }
+        }
+        if done.is_empty() {
+            return false;
+        }
+        // Outside the lock: raising a semaphore wakes others, and letting go of buffers frees them.
+        for record in &mut done {
+            record.signals.iter().for_each(semaphore::reached);
+            record.signals.clear();
+            record.keep.clear();
+        }
+        self.recycle(done);
+        if more {
+            self.schedule();
+        }
+        true
+    }
+
+    fn take_finished(
+        &self,
+        state: &mut State,
+        done: &mut SmallVec<[InFlight; 4]>,
+    ) -> Result<(), DriverError> {
+        if state.in_flight.is_empty() {
+            return Ok(());
+        }
+        let _current = self.context.enter()?;
+        while let Some(first) = state.in_flight.front()
+            && first.event.is_done()?
+        {
+            state.ops_in_flight -= first.ops;
+            done.extend(state.in_flight.pop_front());
+        }
+        Ok(())
+    }
+
+    fn recycle(&self, done: SmallVec<[InFlight; 4]>) {
+        let mut state = self.lock();
+        for InFlight { event, keep, .. } in done {
+            if state.spare_lists.len() < SPARES {
+                state.spare_lists.push(keep);
+            }
+            // One that a semaphore or a waiter still looks at must not be recorded again.
+            if state.spare_events.len() < SPARES && Arc::strong_count(&event) == 1 {
+                state.spare_events.push(event);
+            }
+        }
+    }
+
+    /// Whether the reactor may forget the queue.
+    pub(crate) fn retire(&self) -> bool {
+        let Ok(mut state) = self.state.try_lock() else { return false };
+        state.tracked = !state.in_flight.is_empty();
+        !state.tracked
+    }
+
+    /// Fails everything the queue holds and will be given, and `signals`, which it had in hand. What is in the
+    /// stream goes on.
+    fn fail(
+        self: &Arc<Self>,
+        mut state: MutexGuard<'_, State>,
+        failure: &Arc<Failure>,
+        signals: &[SemaphorePoint],
+    ) {
+        state.failure.get_or_insert_with(|| Arc::clone(failure));
+        let held = std::mem::take(&mut state.held);
+        self.track(state);
+        // Outside the lock: failing a semaphore wakes others, and dropping submissions frees buffers.
+        let signals = signals.iter().chain(held.iter().flat_map(|held| &held.work.signals));
+        signals.for_each(|point| point.semaphore.fail(Arc::clone(failure)));
+    }
+
+    /// Fails what is in the stream too, since the driver will not say when it is over.
+    fn fail_in_flight(self: &Arc<Self>, mut state: MutexGuard<'_, State>, failure: &Arc<Failure>) {
+        let in_flight = std::mem::take(&mut state.in_flight);
+        state.ops_in_flight = 0;
+        self.fail(state, failure, &[]);
+        let signals = in_flight.iter().flat_map(|record| &record.signals);
+        signals.for_each(|point| point.semaphore.fail(Arc::clone(failure)));
+        if self.context.failure().is_none() {
+            // The device lives and may still touch what these use: it is never let go.
+            in_flight.into_iter().for_each(|record| std::mem::forget(record.keep));
+        }
+    }
+
+    /// The device goes away: what is in the stream or can enter it runs, what waits is abandoned.
+    pub(crate) fn close(self: &Arc<Self>) {
+        self.lock().closing = true;
+        self.schedule();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Nothing of others runs under the lock but the driver.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for QueueCore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "QueueCore({})", self.id)
+    }
+}
+
+impl Wake for QueueCore {
+    fn wake(self: Arc<Self>) {
+        self.schedule();
+    }
+}
+
+/// A point for which no stream can wait yet; the failure, if one of them will never be reached.
+fn first_obstacle(waits: &[SemaphorePoint]) -> Result<Option<SemaphorePoint>, Arc<Failure>> {
+    for point in waits {
+        if let Readiness::Unknown = semaphore::readiness(point)? {
+            return Ok(Some(point.clone()));
+        }
+    }
+    Ok(None)
+}
+
+/// Checks that a queue can carry out an operation.
+fn check_work(device: DeviceId, peers: &PeerTable, work: &Work<'_>) -> Result<(), SubmitError> {
+    if let Work::Launch { kernel, .. } = work
+        && kernel.contract().resident
+    {
+        return Err(SubmitError::Sliced { kernel: kernel.contract().name.clone() });
+    }
+    check_operands(device, peers, work)
+}
+
+/// Checks that an operation's operands are of CUDA devices, within reach of this one.
+pub(crate) fn check_operands(
+    device: DeviceId,
+    peers: &PeerTable,
+    work: &Work<'_>,
+) -> Result<(), SubmitError> {
+    match work {
+        Work::Copy { src, dst } => {
+            check_view(device, peers, src, Access::Read)?;
+            check_view(device, peers, dst, Access::Write)
+        }
+        Work::Fill { dst, .. } => check_view(device, peers, dst, Access::Write),
+        Work::Launch { kernel, args, .. } => {
+            if kernel.device() != device || !is_cuda_kernel(kernel) {
+                return Err(SubmitError::Foreign { what: "kernel", owner: kernel.device(), device });
+            }
+            let params = &kernel.contract().params;
+            args.buffers_of(params).try_for_each(|(view, access)| check_view(device, peers, view, access))
+        }
+        Work::Unknown(name) => {
+            Err(SubmitError::Invalid { reason: format!("{device} does not know the operation {name}") })
+        }
+    }
+}
+
+fn is_cuda_kernel(kernel: &Arc<dyn Kernel>) -> bool {
+    let kernel: &dyn Any = kernel.as_ref();
+    kernel.is::<CudaKernel>()
+}
+
+fn check_view(
+    device: DeviceId,
+    peers: &PeerTable,
+    view: &BufferView,
+    access: Access,
+) -> Result<(), SubmitError> {
+    let owner = view.device();
+    if address_of(view).is_none() {
+        return Err(SubmitError::Foreign { what: "buffer", owner, device });
+    }
+    if owner == device || view.buffer().kind() != warpweft_core_types::MemoryKind::Device {
+        return Ok(());
+    }
+    if peers.reaches(device.ordinal, owner.ordinal) {
+        return Ok(());
+    }
+    match access {
+        Access::Read => Err(SubmitError::NoLink { from: owner, to: device }),
+        Access::Write | Access::ReadWrite => Err(SubmitError::NoLink { from: device, to: owner }),
+    }
+}
+
+/// The user's handle of a queue. It keeps the device open.
+#[derive(Debug)]
+pub(crate) struct CudaQueue {
+    pub(crate) core: Arc<QueueCore>,
+    pub(crate) _device: Arc<CudaDevice>,
+}
+
+impl Queue for CudaQueue {
+    fn id(&self) -> QueueId {
+        self.core.id
+    }
+
+    fn submit(&self, submission: &Submission<'_>) -> Result<SubmissionId, SubmitError> {
+        self.core.submit(submission)
+    }
+
+    fn failure(&self) -> Option<Arc<Failure>> {
+        self.core.lock().failure.clone()
+    }
+}

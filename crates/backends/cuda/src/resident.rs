@@ -1,0 +1,644 @@
+//! Resident kernels: chains of slices in a stream of their own, fed by a thread that can stand a wait.
+//!
+//! Orders are numbers in host memory that the slices read, so giving one calls no driver function. Slices
+//! are numbered; an order names the first slice that it does not mean. Nothing is ever reset, so an order
+//! that arrives late cannot hit a slice that was launched after it.
+
+use std::{
+    collections::VecDeque,
+    env,
+    ffi::{OsStr, OsString},
+    fmt, hint, ptr,
+    sync::{
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
+        atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering},
+    },
+    thread::{self, Thread},
+    time::{Duration, Instant},
+};
+
+use warpweft_core_types::{
+    AllocError, BufferDesc, Deadline, DeviceId, DriverError, Failure, OwnedLaunch, Resident, ResidentBudget,
+    ResidentDesc, ResidentError, ResidentState, SliceConfig,
+};
+
+use crate::{
+    context::Context,
+    device::CudaDevice,
+    header::{self, Slice},
+    memory::{Arena, CudaBuffer},
+    module::CudaKernel,
+    stream::{Event, Stream},
+    work::{self, Args},
+};
+
+/// Slices in the stream: the one that runs and its successor. A cold call waits for both.
+const DEPTH: usize = 2;
+
+/// Slices shorter than this are fed without sleeping: a nap can last as long as one of them.
+const RESTLESS: Duration = Duration::from_micros(300);
+
+/// The longest the feeder sleeps while slices run.
+const LONGEST_NAP: Duration = Duration::from_micros(500);
+
+/// A parked resident's feeder stays awake for this long: parks are often short.
+const ALERT: Duration = Duration::from_millis(2);
+
+/// A thread that waits for a resident keeps its core for this long, then naps in between.
+const SPIN: Duration = Duration::from_millis(1);
+const NAP: Duration = Duration::from_micros(50);
+
+/// Where the blocks' words begin in the control block, behind the orders or the mirror.
+const BLOCKS_AT: usize = 128;
+
+/// SMs that a device keeps for residents.
+#[derive(Debug)]
+pub(crate) struct Budget {
+    total: u32,
+    used: AtomicU32,
+}
+
+impl Budget {
+    /// All but one SM in 32, which is left for short work. One workgroup counts as one SM whatever its
+    /// kernel needs, so that all of them can run at once.
+    pub(crate) const fn of_device(multiprocessors: u32) -> Self {
+        let headroom = if multiprocessors < 32 { 1 } else { multiprocessors / 32 };
+        Self { total: multiprocessors.saturating_sub(headroom), used: AtomicU32::new(0) }
+    }
+
+    pub(crate) fn report(&self) -> ResidentBudget {
+        // Relaxed, here and below: a count that guards no other memory.
+        ResidentBudget { total: self.total, used: self.used.load(Ordering::Relaxed) }
+    }
+
+    fn reserve(self: &Arc<Self>, device: DeviceId, wanted: u64) -> Result<Seats, ResidentError> {
+        let count = u32::try_from(wanted).unwrap_or(u32::MAX);
+        let fits = |used: u32| used.checked_add(count).filter(|&total| total <= self.total);
+        match self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits) {
+            Ok(_) => Ok(Seats { budget: Arc::clone(self), count }),
+            Err(used) => Err(ResidentError::OverBudget { device, wanted: count, free: self.total - used }),
+        }
+    }
+}
+
+/// A part of a budget, given back when dropped.
+#[derive(Debug)]
+struct Seats {
+    budget: Arc<Budget>,
+    count: u32,
+}
+
+impl Drop for Seats {
+    fn drop(&mut self) {
+        self.budget.used.fetch_sub(self.count, Ordering::Relaxed);
+    }
+}
+
+/// What a resident was told last.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Order {
+    Run,
+    Park,
+    Stop,
+}
+
+/// A resident's slices and what they were told.
+pub(crate) struct ResidentCore {
+    context: Arc<Context>,
+    stream: Stream,
+    launch: OwnedLaunch,
+    slice: SliceConfig,
+    workgroups: u32,
+    control: Control,
+    /// The current [`Order`].
+    order: AtomicU8,
+    /// Slices that were given a number, and those of them that are in `line` or will never be.
+    issued: AtomicU64,
+    settled: AtomicU64,
+    /// Held by whoever launches slices, driver calls included; never by who gives orders.
+    launching: Mutex<()>,
+    line: Mutex<Line>,
+    /// The number of the last slice that was launched, plus 1.
+    launched: AtomicU64,
+    ended: AtomicU64,
+    failure: OnceLock<Arc<Failure>>,
+    feeder: OnceLock<Thread>,
+    seats: Mutex<Option<Seats>>,
+}
+
+/// The slices in the stream, and events that earlier ones no longer need.
+#[derive(Debug, Default)]
+struct Line {
+    slices: VecDeque<Queued>,
+    spare: Vec<Event>,
+}
+
+/// A slice in the stream.
+#[derive(Debug)]
+struct Queued {
+    number: u64,
+    /// It lasts as long, unless it is told to hurry or to leave.
+    longest: Duration,
+    end: Event,
+}
+
+impl ResidentCore {
+    /// Starts the workgroups and returns once each has begun its first slice.
+    pub(crate) fn launch(
+        context: &Arc<Context>,
+        arena: &Arc<Arena>,
+        budget: &Arc<Budget>,
+        desc: &ResidentDesc<'_>,
+    ) -> Result<Arc<Self>, ResidentError> {
+        let seats = budget.reserve(context.device, desc.launch.workgroup_count())?;
+        let workgroups = seats.count;
+        let control = Control::create(arena, workgroups).map_err(|error| refused(context, error))?;
+        let core = Arc::new(Self {
+            context: Arc::clone(context),
+            stream: Stream::create(context).map_err(ResidentError::Driver)?,
+            launch: (&desc.launch).into(),
+            slice: desc.slice,
+            workgroups,
+            control,
+            order: AtomicU8::new(Order::Run as u8),
+            issued: AtomicU64::new(0),
+            settled: AtomicU64::new(0),
+            launching: Mutex::default(),
+            line: Mutex::default(),
+            launched: AtomicU64::new(0),
+            ended: AtomicU64::new(0),
+            failure: OnceLock::new(),
+            feeder: OnceLock::new(),
+            seats: Mutex::new(Some(seats)),
+        });
+        context.cold.add(&core);
+        let shared = Arc::clone(&core);
+        let feeder = thread::Builder::new()
+            .name(format!("{}/resident", context.device))
+            .spawn(move || shared.feed())
+            .map_err(|error| {
+                let reason = format!("no thread to feed it: {error}");
+                ResidentError::Refused { device: context.device, reason }
+            })?;
+        let _first = core.feeder.set(feeder.thread().clone());
+        core.top_up(1);
+        core.check_in(Deadline::within(desc.check_in))?;
+        Ok(core)
+    }
+
+    fn check_in(&self, deadline: Deadline) -> Result<(), ResidentError> {
+        let started = || self.control.count(header::ENTERED, 1);
+        if wait_until(deadline, || started() == self.workgroups || self.failure.get().is_some()) {
+            return self.failure().map_or(Ok(()), |failure| Err(ResidentError::Failed(failure)));
+        }
+        let started = started();
+        self.give(Order::Stop);
+        Err(ResidentError::NotResident { kernel: self.name(), started, wanted: self.workgroups })
+    }
+
+    /// Keeps slices in the stream until the resident is over, then gives its budget back.
+    fn feed(self: Arc<Self>) {
+        let mut rested = Instant::now();
+        loop {
+            let outside = self.is_outside();
+            match self.order() {
+                _ if self.failure.get().is_some() => break,
+                Order::Stop if outside => break,
+                Order::Run if outside && self.is_finished() => break,
+                Order::Run => {
+                    self.top_up(DEPTH);
+                    rested = Instant::now();
+                }
+                Order::Park if outside && rested.elapsed() > ALERT => {
+                    thread::park();
+                    continue;
+                }
+                Order::Park | Order::Stop => {}
+            }
+            self.nap();
+        }
+        if self.is_outside() || self.context.failure().is_some() {
+            *self.seats.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        } else {
+            // The device may still run a slice and nothing will tell when it ends: what it uses stays.
+            std::mem::forget(self);
+        }
+    }
+
+    fn nap(&self) {
+        match self.pace() {
+            Some(pace) if pace >= RESTLESS => thread::park_timeout((pace / 4).min(LONGEST_NAP)),
+            _ => thread::yield_now(),
+        }
+    }
+
+    /// How long the shortest slice in the stream will last.
+    fn pace(&self) -> Option<Duration> {
+        let hurried = self.control.order(header::HURRY);
+        let lasts = |slice: &Queued| match slice.number < hurried {
+            true => self.slice.shortest.min(slice.longest),
+            false => slice.longest,
+        };
+        self.line().slices.iter().map(lasts).min()
+    }
+
+    /// Launches slices until there are `depth` in the stream.
+    fn top_up(&self, depth: usize) {
+        let _one_at_a_time = self.launching.lock().unwrap_or_else(PoisonError::into_inner);
+        while self.order() == Order::Run && !self.is_finished() && self.line().slices.len() < depth {
+            // SeqCst, with `give`: either it sees the order here, or the order's number covers this slice.
+            let number = self.issued.fetch_add(1, Ordering::SeqCst);
+            if self.order() == Order::Run {
+                match self.launch_slice(number) {
+                    Ok(slice) => self.line().slices.push_back(slice),
+                    Err(failure) => {
+                        // The number stays unsettled: it is not known whether the slice runs.
+                        let _first = self.failure.set(failure);
+                        return;
+                    }
+                }
+                self.launched.store(number + 1, Ordering::SeqCst);
+            }
+            self.settled.store(number + 1, Ordering::SeqCst);
+        }
+    }
+
+    fn launch_slice(&self, number: u64) -> Result<Queued, Arc<Failure>> {
+        let judge = |error| self.context.judge(error);
+        let _current = self.context.enter().map_err(judge)?;
+        let spare = self.line().spare.pop();
+        let end = spare.map_or_else(|| Event::create(&self.context), Ok).map_err(judge)?;
+        let longest = if self.context.cold.is_awaited() { self.slice.shortest } else { self.slice.longest };
+        let slice = self.control.slice(number, self.slice.shortest, longest);
+        let kernel = CudaKernel::of(&self.launch.kernel);
+        let first = Some(ptr::from_ref(&slice).cast());
+        let args = Args::Owned(&self.launch.args);
+        let launched = kernel.ok_or(None).and_then(|kernel| {
+            work::launch(&self.context, &self.stream, kernel, self.launch.workgroups, first, args)
+        });
+        launched.map_err(|error| match error {
+            Some(error) => judge(error),
+            // Operands were checked when the resident was made, so this is not met.
+            None => Arc::new(Failure::Cancelled),
+        })?;
+        end.record(&self.stream).map_err(judge)?;
+        Ok(Queued { number, longest, end })
+    }
+
+    /// Takes note of slices that ended; whether none is in the stream or on its way there.
+    fn is_outside(&self) -> bool {
+        let settled = self.is_settled();
+        let mut line = self.line();
+        match self.retire(&mut line) {
+            Ok(()) => settled && line.slices.is_empty(),
+            Err(error) => {
+                let _first = self.failure.set(self.context.judge(error));
+                false
+            }
+        }
+    }
+
+    fn retire(&self, line: &mut Line) -> Result<(), DriverError> {
+        if line.slices.is_empty() {
+            return Ok(());
+        }
+        let _current = self.context.enter()?;
+        while let Some(first) = line.slices.front()
+            && first.end.is_done()?
+        {
+            line.spare.extend(line.slices.pop_front().map(|slice| slice.end));
+            // Relaxed: a figure for reports.
+            self.ended.fetch_add(u64::from(self.workgroups), Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    /// Whether every slice that was given a number is in the line or will never be.
+    fn is_settled(&self) -> bool {
+        self.settled.load(Ordering::SeqCst) == self.issued.load(Ordering::SeqCst)
+    }
+
+    /// Whether the workgroups say that they left the last slice: a hint that costs no call of the driver.
+    fn has_left(&self) -> bool {
+        self.is_settled()
+            && self.control.count(header::LEFT, self.launched.load(Ordering::SeqCst)) == self.workgroups
+    }
+
+    /// Asks the slices in the stream to end after the shortest time: somebody waits for the device.
+    pub(crate) fn hurry(&self) {
+        self.control.raise(header::HURRY, self.issued.load(Ordering::SeqCst));
+        self.wake_feeder();
+    }
+
+    fn give(&self, order: Order) {
+        self.order.store(order as u8, Ordering::SeqCst);
+        if order != Order::Run {
+            self.control.raise(header::LEAVE, self.issued.load(Ordering::SeqCst));
+        }
+    }
+
+    fn wake_feeder(&self) {
+        if let Some(feeder) = self.feeder.get() {
+            feeder.unpark();
+        }
+    }
+
+    fn park(&self, deadline: Deadline) -> Result<(), ResidentError> {
+        self.require(ResidentState::Running, "park")?;
+        self.give(Order::Park);
+        self.wait_outside(deadline).inspect_err(|_| self.run_again())
+    }
+
+    fn resume(&self) -> Result<(), ResidentError> {
+        self.require(ResidentState::Parked, "resume")?;
+        self.run_again();
+        Ok(())
+    }
+
+    fn stop(&self, deadline: Deadline) -> Result<(), ResidentError> {
+        self.give(Order::Stop);
+        self.wake_feeder();
+        self.wait_outside(deadline)
+    }
+
+    /// The first slice is launched here, since waking the feeder takes longer than that.
+    fn run_again(&self) {
+        self.order.store(Order::Run as u8, Ordering::SeqCst);
+        self.top_up(1);
+        self.wake_feeder();
+    }
+
+    fn wait_outside(&self, deadline: Deadline) -> Result<(), ResidentError> {
+        let mut looks = 0_u32;
+        let is_over = || {
+            looks += 1;
+            // The driver has the last word, and is asked now and then in case the device is lost.
+            if (self.has_left() || looks.is_multiple_of(64)) && self.is_outside() {
+                return true;
+            }
+            self.failure.get().is_some()
+        };
+        if wait_until(deadline, is_over) {
+            return self.failure().map_or(Ok(()), |failure| Err(ResidentError::Failed(failure)));
+        }
+        let workgroup = self.control.first_inside().unwrap_or(0);
+        Err(ResidentError::Unparkable { device: self.context.device, kernel: self.name(), workgroup })
+    }
+
+    fn require(&self, needed: ResidentState, action: &'static str) -> Result<(), ResidentError> {
+        match self.state() {
+            actual if actual == needed => Ok(()),
+            ResidentState::Failed => {
+                let failure = self.failure().unwrap_or_else(|| Arc::new(Failure::Cancelled));
+                Err(ResidentError::Failed(failure))
+            }
+            actual => Err(ResidentError::WrongState { action, state: actual.name() }),
+        }
+    }
+
+    fn state(&self) -> ResidentState {
+        let outside = self.is_outside();
+        match self.order() {
+            _ if self.failure.get().is_some() => ResidentState::Failed,
+            Order::Stop => ResidentState::Stopped,
+            _ if outside && self.is_finished() => ResidentState::Stopped,
+            Order::Park if outside => ResidentState::Parked,
+            Order::Park | Order::Run => ResidentState::Running,
+        }
+    }
+
+    fn is_finished(&self) -> bool {
+        self.control.count(header::FINISHED, 1) == self.workgroups
+    }
+
+    fn failure(&self) -> Option<Arc<Failure>> {
+        self.failure.get().cloned()
+    }
+
+    fn order(&self) -> Order {
+        match self.order.load(Ordering::SeqCst) {
+            0 => Order::Run,
+            1 => Order::Park,
+            _ => Order::Stop,
+        }
+    }
+
+    fn line(&self) -> MutexGuard<'_, Line> {
+        self.line.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn name(&self) -> String {
+        self.launch.kernel.contract().name.clone()
+    }
+}
+
+impl fmt::Debug for ResidentCore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Resident")
+            .field("device", &self.context.device)
+            .field("kernel", &self.launch.kernel.contract().name)
+            .field("workgroups", &self.workgroups)
+            .field("order", &self.order())
+            .field("failure", &self.failure.get())
+            .finish_non_exhaustive()
+    }
+}
+
+/// What a resident and its slices tell each other.
+#[derive(Debug)]
+struct Control {
+    /// The orders, then a `ww_block` for each workgroup.
+    host: CudaBuffer,
+    /// The mirror of the orders, then a word for each workgroup.
+    device: CudaBuffer,
+    workgroups: u32,
+}
+
+impl Control {
+    fn create(arena: &Arc<Arena>, workgroups: u32) -> Result<Self, AllocError> {
+        let size = |each: usize| (BLOCKS_AT + workgroups as usize * each) as u64;
+        Ok(Self {
+            host: arena.allocate(&BufferDesc::host_visible(size(header::BLOCK_BYTES)))?,
+            device: arena.allocate(&BufferDesc::device(size(size_of::<u32>())))?,
+            workgroups,
+        })
+    }
+
+    fn slice(&self, number: u64, shortest: Duration, longest: Duration) -> Slice {
+        let ns = |duration: Duration| u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
+        Slice {
+            orders: self.host.address(),
+            mirror: self.device.address(),
+            blocks: self.host.address() + BLOCKS_AT as u64,
+            done: self.device.address() + BLOCKS_AT as u64,
+            shortest_ns: ns(shortest),
+            longest_ns: ns(longest),
+            number,
+        }
+    }
+
+    /// Raises one of the orders to at least `number`.
+    fn raise(&self, order: usize, number: u64) {
+        if let Some(word) = self.word(order) {
+            // Release: nothing the device reads after it depends on more than the number itself.
+            word.fetch_max(number, Ordering::Release);
+        }
+    }
+
+    fn order(&self, order: usize) -> u64 {
+        // Relaxed: a number that orders nothing.
+        self.word(order).map_or(0, |word| word.load(Ordering::Relaxed))
+    }
+
+    /// How many workgroups have at least `least` in this word.
+    fn count(&self, word: usize, least: u64) -> u32 {
+        let reached = |&workgroup: &u32| self.of_block(workgroup, word) >= least;
+        u32::try_from((0..self.workgroups).filter(reached).count()).unwrap_or(u32::MAX)
+    }
+
+    fn first_inside(&self) -> Option<u32> {
+        (0..self.workgroups)
+            .find(|&block| self.of_block(block, header::ENTERED) > self.of_block(block, header::LEFT))
+    }
+
+    fn of_block(&self, workgroup: u32, word: usize) -> u64 {
+        let at = BLOCKS_AT + workgroup as usize * header::BLOCK_BYTES + word;
+        // Acquire: what the host does on account of the word comes after it.
+        self.word(at).map_or(0, |word| word.load(Ordering::Acquire))
+    }
+
+    #[expect(unsafe_code, reason = "shares words with the device")]
+    fn word(&self, at: usize) -> Option<&AtomicU64> {
+        let base = self.host.host()?;
+        let word = base.as_ptr().wrapping_add(at).cast::<u64>();
+        // SAFETY: `at` is one of the offsets above, within the buffer that `create` sized for them; buffers
+        // are aligned to pages and the offsets to 8. The memory lives as long as `self`, no mapping of the
+        // buffer is handed out, and the device's accesses are whole words as an atomic's are.
+        Some(unsafe { AtomicU64::from_ptr(word) })
+    }
+}
+
+/// Looks until `done` or the deadline; whether it is done.
+fn wait_until(deadline: Deadline, mut done: impl FnMut() -> bool) -> bool {
+    let start = Instant::now();
+    while !done() {
+        if deadline.is_past() {
+            return false;
+        }
+        if start.elapsed() < SPIN {
+            hint::spin_loop();
+        } else {
+            thread::sleep(NAP.min(deadline.remaining()));
+        }
+    }
+    true
+}
+
+fn refused(context: &Context, error: AllocError) -> ResidentError {
+    match error {
+        AllocError::Failed(failure) => ResidentError::Failed(failure),
+        AllocError::Driver(error) => ResidentError::Driver(error),
+        other => ResidentError::Refused { device: context.device, reason: other.to_string() },
+    }
+}
+
+/// What in this process's surroundings would make residents hang or starve, if anything does.
+pub(crate) fn hostile_surroundings(has_timeout: bool) -> Option<String> {
+    hostile(has_timeout, |name| env::var_os(name))
+}
+
+fn hostile(has_timeout: bool, variable: impl Fn(&str) -> Option<OsString>) -> Option<String> {
+    for (name, value, effect) in [
+        ("CUDA_LAUNCH_BLOCKING", "1", "makes every launch wait for its kernel"),
+        ("CUDA_DEVICE_MAX_CONNECTIONS", "1", "puts all work behind the resident"),
+    ] {
+        if variable(name).is_some_and(|set| set == OsStr::new(value)) {
+            return Some(format!("{name}={value} {effect}"));
+        }
+    }
+    has_timeout.then(|| "the device drives a display and ends kernels that take long".to_owned())
+}
+
+/// The user's handle of a resident. It keeps the device open; dropping it asks the resident to stop.
+#[derive(Debug)]
+pub(crate) struct CudaResident {
+    pub(crate) core: Arc<ResidentCore>,
+    pub(crate) _device: Arc<CudaDevice>,
+}
+
+impl Resident for CudaResident {
+    fn state(&self) -> ResidentState {
+        self.core.state()
+    }
+
+    fn slices(&self) -> u64 {
+        self.core.ended.load(Ordering::Relaxed)
+    }
+
+    fn park(&self, deadline: Deadline) -> Result<(), ResidentError> {
+        self.core.park(deadline)
+    }
+
+    fn resume(&self) -> Result<(), ResidentError> {
+        self.core.resume()
+    }
+
+    fn stop(&self, deadline: Deadline) -> Result<(), ResidentError> {
+        self.core.stop(deadline)
+    }
+
+    fn failure(&self) -> Option<Arc<Failure>> {
+        self.core.failure()
+    }
+}
+
+impl Drop for CudaResident {
+    fn drop(&mut self) {
+        self.core.give(Order::Stop);
+        self.core.wake_feeder();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_budget_is_whole_sms_less_a_headroom() {
+        let check = |sms, total| assert_eq!(Budget::of_device(sms).report().total, total, "{sms} SMs");
+        check(132, 128);
+        check(20, 19);
+        check(1, 0);
+    }
+
+    #[test]
+    fn seats_are_given_back() {
+        let id = DeviceId {
+            backend: "cuda",
+            ordinal: 0,
+            uuid: warpweft_core_types::DeviceUuid::from_bytes([0; 16]),
+        };
+        let budget = Arc::new(Budget::of_device(132));
+        let seats = budget.reserve(id, 100).unwrap();
+        let error = budget.reserve(id, 29).unwrap_err();
+        assert!(matches!(error, ResidentError::OverBudget { wanted: 29, free: 28, .. }));
+        drop(seats);
+        budget.reserve(id, 128).unwrap();
+    }
+
+    #[test]
+    fn surroundings_that_would_hang_a_resident_are_named() {
+        let check = |set: &[(&str, &str)], has_timeout, word: Option<&str>| {
+            let variable =
+                |name: &str| set.iter().find(|(known, _)| *known == name).map(|(_, value)| value.into());
+            let reason = hostile(has_timeout, variable);
+            assert_eq!(reason.is_some(), word.is_some());
+            assert!(reason.unwrap_or_default().contains(word.unwrap_or_default()));
+        };
+        check(&[], false, None);
+        check(&[("CUDA_LAUNCH_BLOCKING", "1")], false, Some("CUDA_LAUNCH_BLOCKING=1"));
+        check(&[("CUDA_LAUNCH_BLOCKING", "0"), ("CUDA_DEVICE_MAX_CONNECTIONS", "8")], false, None);
+        check(&[("CUDA_DEVICE_MAX_CONNECTIONS", "1")], false, Some("behind the resident"));
+        check(&[], true, Some("display"));
+    }
+}

@@ -1,0 +1,267 @@
+//! Timeline semaphores of CUDA devices: a timeline, and the events that stand for its values to come.
+
+use std::{
+    any::Any,
+    collections::VecDeque,
+    hint,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    task::Waker,
+    thread,
+    time::{Duration, Instant},
+};
+
+use smallvec::SmallVec;
+use warpweft_core_types::{
+    Deadline, DeviceId, Failure, Semaphore, SemaphorePoint, SignalError, Timeline, WaitError,
+};
+
+use crate::{queue::QueueCore, reactor::Reactor, stream::Event};
+
+/// A waiting thread looks by itself for this long, then leaves it to the reactor and sleeps.
+const LOOK: Duration = Duration::from_millis(10);
+
+/// Within that time it keeps its core to itself for this long.
+const SPIN: Duration = Duration::from_micros(100);
+
+/// Wakers to be called once no lock is held.
+pub(crate) type Wakers = SmallVec<[Waker; 4]>;
+
+/// A semaphore of a CUDA device.
+#[derive(Debug)]
+pub(crate) struct CudaSemaphore {
+    device: DeviceId,
+    timeline: Timeline,
+    reactor: Arc<Reactor>,
+    coming: Mutex<Coming>,
+}
+
+#[derive(Debug, Default)]
+struct Coming {
+    /// Signals that are enqueued in a stream and not reached yet, rising.
+    signals: VecDeque<Signal>,
+    /// Queues that wait for a signal of at least this value to be enqueued.
+    watchers: Vec<(u64, Waker)>,
+}
+
+/// A value that is reached when an event's work is over.
+#[derive(Debug, Clone)]
+pub(crate) struct Signal {
+    value: u64,
+    pub(crate) event: Arc<Event>,
+    pub(crate) queue: Weak<QueueCore>,
+}
+
+/// How a stream can come to wait for a point.
+#[derive(Debug)]
+pub(crate) enum Readiness {
+    /// There is nothing to wait for.
+    Reached,
+    /// By waiting for this signal's event.
+    Enqueued(Signal),
+    /// Not yet: hold the work on the host.
+    Unknown,
+}
+
+impl CudaSemaphore {
+    pub(crate) fn new(device: DeviceId, initial: u64, reactor: &Arc<Reactor>) -> Self {
+        Self {
+            device,
+            timeline: Timeline::new(initial),
+            reactor: Arc::clone(reactor),
+            coming: Mutex::default(),
+        }
+    }
+
+    fn of(semaphore: &Arc<dyn Semaphore>) -> Option<&Self> {
+        let semaphore: &dyn Any = semaphore.as_ref();
+        semaphore.downcast_ref()
+    }
+
+    /// How a stream can come to wait for `value`; the failure, if it will never be reached.
+    fn readiness(&self, value: u64) -> Result<Readiness, Arc<Failure>> {
+        if self.timeline.value() >= value {
+            return Ok(Readiness::Reached);
+        }
+        if let Some(signal) = self.coming().first_at(value) {
+            return Ok(Readiness::Enqueued(signal.clone()));
+        }
+        // It may have been reached, and its signal forgotten, between the two looks.
+        Ok(if self.poll(value)? { Readiness::Reached } else { Readiness::Unknown })
+    }
+
+    /// Wakes `waker` once a stream can wait for `value`, and when it is reached or has failed.
+    fn watch(&self, value: u64, waker: &Waker) {
+        let mut coming = self.coming();
+        let known = coming.watchers.iter().any(|(other, w)| *other == value && w.will_wake(waker));
+        let enqueued = coming.first_at(value).is_some();
+        if !known && !enqueued {
+            coming.watchers.push((value, waker.clone()));
+        }
+        drop(coming);
+        if enqueued {
+            waker.wake_by_ref();
+        } else {
+            self.timeline.wake_when(value, waker.clone());
+        }
+    }
+
+    /// Notes that `value` is reached when `event`'s work is over, and collects who waited for that news.
+    fn enqueued(&self, value: u64, event: &Arc<Event>, queue: &Arc<QueueCore>, wakers: &mut Wakers) {
+        let mut coming = self.coming();
+        let signal = Signal { value, event: Arc::clone(event), queue: Arc::downgrade(queue) };
+        let behind = coming.signals.iter().rposition(|other| other.value < value).map_or(0, |at| at + 1);
+        coming.signals.insert(behind, signal);
+        wakers.extend(coming.watchers.extract_if(.., |(wanted, _)| *wanted <= value).map(|(_, w)| w));
+    }
+
+    /// Raises the value, whose event is over. Whoever sees it first may say so; the queue does in any case.
+    fn reached(&self, value: u64) {
+        self.coming().signals.retain(|signal| signal.value > value);
+        self.timeline.raise(value);
+    }
+
+    fn is_settled(&self, value: u64) -> bool {
+        self.timeline.value() >= value || self.timeline.failure().is_some()
+    }
+
+    /// Looks at the event behind `value` until it is over, for a while.
+    fn look(&self, value: u64, deadline: Deadline) {
+        let Some(signal) = self.coming().first_at(value).cloned() else { return };
+        let Ok(_current) = signal.event.context().enter() else { return };
+        let start = Instant::now();
+        let end = deadline.instant().min(start + LOOK);
+        while self.timeline.value() < value {
+            match signal.event.is_done() {
+                Ok(false) => {}
+                Ok(true) => return self.reached(signal.value),
+                Err(_) => return signal.ask_queue(),
+            }
+            match Instant::now() {
+                now if now >= end => return,
+                now if now >= start + SPIN => thread::yield_now(),
+                _ => hint::spin_loop(),
+            }
+        }
+    }
+
+    fn coming(&self) -> MutexGuard<'_, Coming> {
+        // Wakers run outside the lock, and this module's own code does not panic.
+        self.coming.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Coming {
+    fn first_at(&self, value: u64) -> Option<&Signal> {
+        self.signals.iter().find(|signal| signal.value >= value)
+    }
+}
+
+impl Signal {
+    /// Lets the signal's queue find out what is wrong with its stream.
+    fn ask_queue(&self) {
+        if let Some(queue) = self.queue.upgrade() {
+            queue.reap();
+        }
+    }
+}
+
+impl Semaphore for CudaSemaphore {
+    fn device(&self) -> DeviceId {
+        self.device
+    }
+
+    /// Asks the driver about the next value to come, so that a program that polls sees it at once.
+    fn value(&self) -> u64 {
+        let next = self.coming().signals.front().cloned();
+        if let Some(signal) = next
+            && let Ok(_current) = signal.event.context().enter()
+        {
+            match signal.event.is_done() {
+                Ok(false) => {}
+                Ok(true) => self.reached(signal.value),
+                Err(_) => signal.ask_queue(),
+            }
+        }
+        self.timeline.value()
+    }
+
+    fn failure(&self) -> Option<Arc<Failure>> {
+        self.timeline.failure()
+    }
+
+    fn promise(&self, value: u64) -> Result<u64, SignalError> {
+        self.timeline.promise(value)
+    }
+
+    fn retract(&self, value: u64, before: u64) {
+        self.timeline.retract(value, before);
+    }
+
+    fn signal(&self, value: u64) -> Result<(), SignalError> {
+        self.timeline.signal(value)
+    }
+
+    fn fail(&self, failure: Arc<Failure>) {
+        self.timeline.fail(failure);
+    }
+
+    fn wait(&self, value: u64, deadline: Deadline) -> Result<(), WaitError> {
+        if !self.is_settled(value) {
+            self.look(value, deadline);
+        }
+        if self.is_settled(value) {
+            return self.timeline.wait(value, deadline);
+        }
+        let _attention = self.reactor.attend();
+        self.timeline.wait(value, deadline)
+    }
+
+    fn wake_when(&self, value: u64, waker: Waker) {
+        self.timeline.wake_when(value, waker);
+        self.reactor.stir();
+    }
+
+    fn forget(&self, value: u64, waker: &Waker) {
+        self.timeline.forget(value, waker);
+    }
+}
+
+/// Whether a point is of a semaphore that our queues can raise.
+pub(crate) fn is_ours(point: &SemaphorePoint) -> bool {
+    CudaSemaphore::of(&point.semaphore).is_some()
+}
+
+/// How a stream can come to wait for a point of any backend.
+pub(crate) fn readiness(point: &SemaphorePoint) -> Result<Readiness, Arc<Failure>> {
+    match CudaSemaphore::of(&point.semaphore) {
+        Some(semaphore) => semaphore.readiness(point.value),
+        None => point.poll().map(|reached| if reached { Readiness::Reached } else { Readiness::Unknown }),
+    }
+}
+
+/// Wakes `waker` when it makes sense to ask for the point's readiness again.
+pub(crate) fn watch(point: &SemaphorePoint, waker: &Waker) {
+    match CudaSemaphore::of(&point.semaphore) {
+        Some(semaphore) => semaphore.watch(point.value, waker),
+        None => point.semaphore.wake_when(point.value, waker.clone()),
+    }
+}
+
+/// Notes that a point is reached when `event`'s work is over.
+pub(crate) fn enqueued(
+    point: &SemaphorePoint,
+    event: &Arc<Event>,
+    queue: &Arc<QueueCore>,
+    wakers: &mut Wakers,
+) {
+    if let Some(semaphore) = CudaSemaphore::of(&point.semaphore) {
+        semaphore.enqueued(point.value, event, queue, wakers);
+    }
+}
+
+/// Raises a promised point. The host may have gone past it or failed it meanwhile; either way it is settled.
+pub(crate) fn reached(point: &SemaphorePoint) {
+    if let Some(semaphore) = CudaSemaphore::of(&point.semaphore) {
+        semaphore.reached(point.value);
+    }
+}

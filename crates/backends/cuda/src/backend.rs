@@ -148,10 +148,12 @@ fn facts_of(driver: &Driver, device: CUdevice, ordinal: u32) -> Result<Facts, Dr
         device: u8::try_from(ask(Attribute::CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID)?).unwrap_or(u8::MAX),
         function: 0,
     };
+    let (major, minor) = driver.version()?;
     let info = DeviceInfo {
         id: DeviceId { backend: NAME, ordinal, uuid: uuid_of(driver, device)? },
         name: name_of(driver, device)?,
         kind: DeviceKind::Gpu,
+        driver: format!("CUDA {major}.{minor}"),
         memory: memory_of(driver, device)?,
         multiprocessors: ask(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
         compute_capability: Some((

@@ -31,14 +31,14 @@ fn saturating_ns(ns: f64) -> u64 {
 /// Bytes per second of one direction where nothing is known but the class and the number of links.
 ///
 /// These are planning figures for slow members of each family, so that an edge somebody vouched for wins over one we know nothing about:
-/// 18 GB/s per NVLink (first generation, achievable), 24 per xGMI link and 20 per Xe Link link, 12 for PCIe 3.0 x16, 100 Gbit/s of network, and host memory as one thread copies it.
+/// 18 GB/s per NVLink (first generation, achievable), 24 per xGMI link and 5 per Xe Link lane, 12 for PCIe 3.0 x16, 100 Gbit/s of network, and host memory as one thread copies it.
 pub(crate) fn assumed_bandwidth(class: LinkClass, link_count: u32) -> Bandwidth {
     let per_link = match class {
         LinkClass::SameDevice => 500.0,
         LinkClass::NvLinkC2c => 300.0,
         LinkClass::NvLink | LinkClass::NvSwitch => 18.0,
         LinkClass::Xgmi => 24.0,
-        LinkClass::XeLink => 20.0,
+        LinkClass::XeLink => 5.0,
         LinkClass::Network => 12.5,
         LinkClass::Pcie => 12.0,
         LinkClass::HostMemory => 10.0,

@@ -29,6 +29,7 @@ use warpweft_core_types::Bytes;
 use crate::Topology;
 
 pub use error::{Fault, ImportError};
+pub(crate) use report::edge_word;
 pub use report::{
     FastLink, Labelled, Numa, NvLinkReport, P2pStatus, Printed, Report, ReportDevice, ReportLink,
     ReportNic, Via,

@@ -174,8 +174,16 @@ fn link(table: &Table<'_>, a: usize, b: usize) -> Option<ReportLink> {
 fn topology(table: &Table<'_>, report: &Report) -> Result<Topology, BuildError> {
     let mut builder = Topology::builder();
     let mut ids = Vec::new();
-    for &label in &table.labels {
-        ids.push(builder.node(node(label, report))?);
+    let mut nodes: Vec<NodeDesc> = table
+        .labels
+        .iter()
+        .map(|label| node(label, report))
+        .collect();
+    for nic in (0..nodes.len()).filter(|&index| !is_gpu(table.labels[index])) {
+        nodes[nic].place.numa_node = numa_node_of_nic(table, &nodes, nic);
+    }
+    for node in nodes {
+        ids.push(builder.node(node)?);
     }
     let switched: Vec<bool> = (0..ids.len()).map(|gpu| is_switched(table, gpu)).collect();
     for a in 0..ids.len() {
@@ -212,6 +220,21 @@ fn node(label: &str, report: &Report) -> NodeDesc {
         _ => None,
     };
     gpu
+}
+
+/// The NUMA node of the GPUs that a card shares one with, if they agree.
+///
+/// The table has no affinity for cards, but anything nearer than `SYS` is within a NUMA node by definition.
+fn numa_node_of_nic(table: &Table<'_>, nodes: &[NodeDesc], nic: usize) -> Option<u32> {
+    let shares = |gpu: usize| {
+        let code = table.pair(gpu, nic).and_then(parse_code);
+        matches!(code, Some(Code::Path(path)) if path <= PathClass::Node)
+    };
+    let mut near = (0..nodes.len()).filter(|&gpu| is_gpu(table.labels[gpu]) && shares(gpu));
+    let numa_node = nodes[near.next()?].place.numa_node;
+    near.all(|gpu| nodes[gpu].place.numa_node == numa_node)
+        .then_some(numa_node)
+        .flatten()
 }
 
 fn describe(code: Code, is_switched: bool) -> LinkDesc {

@@ -1,9 +1,5 @@
 //! Every layout is read right, and every kind of damage is refused with the place named.
-#![expect(missing_docs, reason = "tests explain themselves by their names")]
 
-mod common;
-
-use common::{FIXTURES, fixture};
 use warpweft_core_types::{Bandwidth, LinkClass, PathClass};
 use warpweft_topology::{
     Edge, NodeKind, Provenance, Topology,
@@ -12,6 +8,8 @@ use warpweft_topology::{
         import_reader,
     },
 };
+
+use crate::fixture::{FIXTURES, fixture};
 
 fn read(name: &str) -> Imported {
     import(fixture(name).as_bytes()).unwrap_or_else(|error| panic!("{name}: {error}"))
@@ -189,7 +187,10 @@ fn devices_are_joined_to_the_memory_of_their_numa_node() {
         .iter()
         .map(|edge| topology.node(edge.to).unwrap().name.as_str())
         .collect();
-    assert_eq!(near, ["GPU4", "GPU5", "GPU6", "GPU7", "NUMA0"]);
+    assert_eq!(
+        near,
+        ["GPU4", "GPU5", "GPU6", "GPU7", "NIC2", "NIC3", "NUMA0"]
+    );
     assert_eq!(
         edge(&topology, "NUMA0", "NUMA1").class.value,
         LinkClass::HostMemory

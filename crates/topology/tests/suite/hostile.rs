@@ -1,14 +1,12 @@
 //! No input makes an importer panic, and what is accepted is a sound topology.
-#![expect(missing_docs, reason = "tests explain themselves by their names")]
 
-mod common;
-
-use common::{FIXTURES, fixture};
 use proptest::{prelude::*, sample::Index};
 use warpweft_topology::{
     Topology,
     import::{Format, Imported, import, import_as},
 };
+
+use crate::fixture::{FIXTURES, fixture};
 
 /// One thing that goes wrong with a file.
 #[derive(Debug, Clone)]

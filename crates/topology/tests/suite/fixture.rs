@@ -3,18 +3,18 @@
 use warpweft_topology::import::Format;
 
 /// A text in one of the formats.
-pub struct Fixture {
-    pub name: &'static str,
-    pub format: Format,
-    pub text: &'static str,
+pub(crate) struct Fixture {
+    pub(crate) name: &'static str,
+    pub(crate) format: Format,
+    pub(crate) text: &'static str,
 }
 
 macro_rules! fixtures {
     ($($format:ident: $($name:literal),+;)+) => {
-        pub const FIXTURES: &[Fixture] = &[$($(Fixture {
+        pub(crate) const FIXTURES: &[Fixture] = &[$($(Fixture {
             name: $name,
             format: Format::$format,
-            text: include_str!(concat!("../fixtures/", $name)),
+            text: include_str!(concat!("fixtures/", $name)),
         }),+),+];
     };
 }
@@ -42,7 +42,7 @@ fixtures! {
 }
 
 /// The text with this name.
-pub fn fixture(name: &str) -> &'static str {
+pub(crate) fn fixture(name: &str) -> &'static str {
     let found = FIXTURES.iter().find(|fixture| fixture.name == name);
     found.expect("a test names a fixture that exists").text
 }

@@ -32,6 +32,7 @@
 mod builder;
 mod cost;
 mod cpulist;
+mod diff;
 mod edge;
 mod export;
 mod fabric;
@@ -40,15 +41,18 @@ pub mod import;
 mod json;
 mod node;
 mod pcie;
+mod query;
 mod route;
 
 pub use builder::{BuildError, TopologyBuilder};
 pub use cpulist::{CpuList, ParseCpuListError};
+pub use diff::{Change, FieldChange, TopologyDiff};
 pub use edge::{Edge, EdgeError, Known, LinkDesc, Measurement};
 pub use fabric::Fabric;
 pub use graph::Topology;
 pub use json::{JSON_VERSION, JsonError};
 pub use node::{DeviceKind, Node, NodeDesc, NodeId, NodeKind, Place};
 pub use pcie::{PcieLink, PcieRate};
+pub use query::{Bisection, BroadcastTree, CollectiveError, NicAffinity, Ring};
 pub use route::{Hop, Path, PathError};
 pub use warpweft_core_types::Provenance;

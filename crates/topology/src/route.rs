@@ -69,14 +69,44 @@ impl Topology {
     ///
     /// [`PathError::Unreachable`] if no usable edges join the two, [`PathError::UnknownNode`] if either is not of this topology.
     pub fn best_path(&self, from: NodeId, to: NodeId, bytes: Bytes) -> Result<Path, PathError> {
-        for node in [from, to] {
-            self.node(node).ok_or(PathError::UnknownNode { node })?;
-        }
+        self.check(from)?;
+        self.check(to)?;
         self.cheapest(from, to, bytes, |_| true)
             .ok_or_else(|| PathError::Unreachable {
                 from: self.name(from).to_owned(),
                 to: self.name(to).to_owned(),
             })
+    }
+
+    pub(crate) fn check(&self, node: NodeId) -> Result<(), PathError> {
+        match self.node(node) {
+            Some(_) => Ok(()),
+            None => Err(PathError::UnknownNode { node }),
+        }
+    }
+
+    /// Nanoseconds from one node to every other; `None` where no path leads.
+    pub(crate) fn costs_from(&self, from: NodeId, bytes: Bytes) -> Vec<Option<u64>> {
+        let mut best: Vec<Option<u64>> = vec![None; self.nodes().len()];
+        let mut queue = BinaryHeap::from([Reverse((0, from))]);
+        best[from.index()] = Some(0);
+        while let Some(Reverse((cost_ns, node))) = queue.pop() {
+            if best[node.index()] != Some(cost_ns) {
+                continue; // A cheaper way to this node was found after this entry was queued.
+            }
+            for edge in self.edges_from(node) {
+                let Some(hop_ns) = cost::hop_ns(edge, bytes) else {
+                    continue;
+                };
+                let longer = cost_ns.saturating_add(hop_ns);
+                let slot = &mut best[edge.to.index()];
+                if slot.is_none_or(|known| longer < known) {
+                    *slot = Some(longer);
+                    queue.push(Reverse((longer, edge.to)));
+                }
+            }
+        }
+        best
     }
 
     /// The cheapest path over the edges that `allowed` accepts. Both nodes must be of this topology.

@@ -8,7 +8,7 @@ use std::{error::Error, fs, hint::black_box, time::Instant};
 
 use warpweft_core_types::{Bandwidth, Bytes, LinkClass, PathClass};
 use warpweft_topology::{
-    BuildError, DeviceKind, LinkDesc, NodeDesc, NodeId, NodeKind, Provenance, Topology,
+    BuildError, DeviceKind, LinkDesc, NodeDesc, NodeId, NodeKind, Provenance, Topology, discover,
     import::import,
 };
 
@@ -77,6 +77,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     });
     time("to_svg of one machine", 50, |_| {
         black_box(pair_of_machines.to_svg());
+    });
+    time("discover /sys", 20, |_| {
+        black_box(discover("/sys".as_ref()));
     });
     for file in std::env::args().skip(1) {
         let bytes = fs::read(&file)?;

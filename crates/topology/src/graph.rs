@@ -6,6 +6,7 @@ use warpweft_core_types::{DeviceUuid, LinkFact};
 
 use crate::{
     BuildError, Edge, EdgeError, Measurement, Node, NodeDesc, NodeId, NodeKind, TopologyBuilder,
+    cost::Cost,
 };
 
 /// What is linked to what.
@@ -16,10 +17,14 @@ pub struct Topology {
     nodes: Vec<Node>,
     /// Sorted by `from`, then `to`.
     edges: Vec<Edge>,
+    /// Beside `edges`.
+    costs: Vec<Cost>,
     /// Where each node's outgoing edges start in `edges`; one more entry than nodes.
     starts: Vec<usize>,
     /// Positions in `edges`, sorted by `to`, then `from`.
     incoming: Vec<usize>,
+    /// Beside `incoming`, so that walks against the edges read memory in order too.
+    incoming_costs: Vec<Cost>,
     /// Where each node's incoming edges start in `incoming`; one more entry than nodes.
     incoming_starts: Vec<usize>,
 }
@@ -111,10 +116,10 @@ impl Topology {
         to: NodeId,
         reason: impl Into<String>,
     ) -> Result<(), EdgeError> {
-        self.edge_mut(from, to)?
-            .veto
-            .get_or_insert_with(|| reason.into());
-        Ok(())
+        self.change(from, to, |edge| {
+            edge.veto.get_or_insert_with(|| reason.into());
+            Ok(())
+        })
     }
 
     /// Records what a timed transfer over an edge showed. A veto stays.
@@ -128,7 +133,7 @@ impl Topology {
         to: NodeId,
         measurement: &Measurement,
     ) -> Result<(), EdgeError> {
-        self.edge_mut(from, to)?.measure(measurement)
+        self.change(from, to, |edge| edge.measure(measurement))
     }
 
     /// `edges` must be sorted by `(from, to)`, without repetition, and name nodes of `nodes` only.
@@ -137,9 +142,12 @@ impl Topology {
         incoming.sort_by_key(|&index| (edges[index].to, edges[index].from));
         let outgoing_starts = starts(nodes.len(), edges.iter().map(|edge| edge.from));
         let incoming_starts = starts(nodes.len(), incoming.iter().map(|&index| edges[index].to));
+        let costs: Vec<Cost> = edges.iter().map(Cost::of).collect();
         Self {
+            incoming_costs: incoming.iter().map(|&index| costs[index]).collect(),
             nodes,
             edges,
+            costs,
             starts: outgoing_starts,
             incoming,
             incoming_starts,
@@ -167,17 +175,40 @@ impl Topology {
             .map(|offset| start + offset)
     }
 
-    fn edge_mut(&mut self, from: NodeId, to: NodeId) -> Result<&mut Edge, EdgeError> {
+    /// Costs of the edges that start at `node`, by `to`.
+    pub(crate) fn costs_out_of(&self, node: NodeId) -> &[Cost] {
+        &self.costs[range(&self.starts, node)]
+    }
+
+    /// Costs of the edges that end at `node`, by `from`.
+    pub(crate) fn costs_into(&self, node: NodeId) -> &[Cost] {
+        &self.incoming_costs[range(&self.incoming_starts, node)]
+    }
+
+    fn change(
+        &mut self,
+        from: NodeId,
+        to: NodeId,
+        change: impl FnOnce(&mut Edge) -> Result<(), EdgeError>,
+    ) -> Result<(), EdgeError> {
         for node in [from, to] {
             self.node(node).ok_or(EdgeError::UnknownNode { node })?;
         }
-        match self.position(from, to) {
-            Some(index) => Ok(&mut self.edges[index]),
-            None => Err(EdgeError::NoEdge {
+        let Some(index) = self.position(from, to) else {
+            return Err(EdgeError::NoEdge {
                 from: self.name(from).to_owned(),
                 to: self.name(to).to_owned(),
-            }),
+            });
+        };
+        change(&mut self.edges[index])?;
+        let cost = Cost::of(&self.edges[index]);
+        self.costs[index] = cost;
+        let into = range(&self.incoming_starts, to);
+        let copies = self.incoming_costs[into].iter_mut();
+        for copy in copies.filter(|copy| copy.from == from) {
+            *copy = cost;
         }
+        Ok(())
     }
 }
 

@@ -5,7 +5,7 @@ use std::{cmp::Reverse, collections::BinaryHeap, time::Duration};
 use serde::Serialize;
 use warpweft_core_types::{Bandwidth, Bytes, LinkClass, PathClass};
 
-use crate::{Edge, Known, NodeId, Topology, cost};
+use crate::{Edge, Known, NodeId, Topology, cost::Cost};
 
 /// One edge of a [`Path`], with the figures its cost rests on.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
@@ -71,7 +71,7 @@ impl Topology {
     pub fn best_path(&self, from: NodeId, to: NodeId, bytes: Bytes) -> Result<Path, PathError> {
         self.check(from)?;
         self.check(to)?;
-        self.cheapest(from, to, bytes, |_| true)
+        self.cheapest(from, to, bytes, |_, _| true)
             .ok_or_else(|| PathError::Unreachable {
                 from: self.name(from).to_owned(),
                 to: self.name(to).to_owned(),
@@ -94,15 +94,15 @@ impl Topology {
             if best[node.index()] != Some(cost_ns) {
                 continue; // A cheaper way to this node was found after this entry was queued.
             }
-            for edge in self.edges_from(node) {
-                let Some(hop_ns) = cost::hop_ns(edge, bytes) else {
+            for hop in self.costs_out_of(node) {
+                let Some(hop_ns) = hop.hop_ns(bytes) else {
                     continue;
                 };
                 let longer = cost_ns.saturating_add(hop_ns);
-                let slot = &mut best[edge.to.index()];
+                let slot = &mut best[hop.to.index()];
                 if slot.is_none_or(|known| longer < known) {
                     *slot = Some(longer);
-                    queue.push(Reverse((longer, edge.to)));
+                    queue.push(Reverse((longer, hop.to)));
                 }
             }
         }
@@ -115,7 +115,7 @@ impl Topology {
         from: NodeId,
         to: NodeId,
         bytes: Bytes,
-        allowed: impl Fn(&Edge) -> bool,
+        allowed: impl Fn(NodeId, NodeId) -> bool,
     ) -> Option<Path> {
         let distance = self.distances_to(to, from, bytes, &allowed);
         let mut left = distance[from.index()]?;
@@ -123,9 +123,10 @@ impl Topology {
         let mut here = from;
         while here != to {
             // Edges are sorted by their end, so the first that keeps the distance exact gives the least node order.
-            let (next, rest) = self.edges_from(here).iter().find_map(|edge| {
-                let rest = distance[edge.to.index()]?;
-                (allowed(edge) && rest.before(edge, bytes)? == left).then_some((edge.to, rest))
+            let (next, rest) = self.costs_out_of(here).iter().find_map(|hop| {
+                let rest = distance[hop.to.index()]?;
+                let is_next = allowed(hop.from, hop.to) && rest.before(hop, bytes)? == left;
+                is_next.then_some((hop.to, rest))
             })?;
             nodes.push(next);
             (here, left) = (next, rest);
@@ -161,7 +162,7 @@ impl Topology {
         target: NodeId,
         until: NodeId,
         bytes: Bytes,
-        allowed: impl Fn(&Edge) -> bool,
+        allowed: impl Fn(NodeId, NodeId) -> bool,
     ) -> Vec<Option<Distance>> {
         let mut best: Vec<Option<Distance>> = vec![None; self.nodes().len()];
         let mut queue = BinaryHeap::new();
@@ -174,14 +175,15 @@ impl Topology {
             if best[node.index()] != Some(distance) {
                 continue; // A shorter way to this node was found after this entry was queued.
             }
-            for edge in self.edges_to(node).filter(|edge| allowed(edge)) {
-                let Some(longer) = distance.before(edge, bytes) else {
+            let hops = self.costs_into(node).iter();
+            for hop in hops.filter(|hop| allowed(hop.from, hop.to)) {
+                let Some(longer) = distance.before(hop, bytes) else {
                     continue;
                 };
-                let slot = &mut best[edge.from.index()];
+                let slot = &mut best[hop.from.index()];
                 if slot.is_none_or(|known| longer < known) {
                     *slot = Some(longer);
-                    queue.push(Reverse((longer, edge.from)));
+                    queue.push(Reverse((longer, hop.from)));
                 }
             }
         }
@@ -198,7 +200,7 @@ impl Hop {
             path: edge.path.map(|path| path.value),
             bandwidth: edge.bandwidth(),
             latency: edge.latency(),
-            cost_ns: cost::hop_ns(edge, bytes)?,
+            cost_ns: Cost::of(edge).hop_ns(bytes)?,
         })
     }
 }
@@ -213,10 +215,10 @@ struct Distance {
 }
 
 impl Distance {
-    /// The distance of the node before `edge`, when this is the distance of the node behind it.
-    fn before(self, edge: &Edge, bytes: Bytes) -> Option<Self> {
+    /// The distance of the node before `hop`, when this is the distance of the node behind it.
+    fn before(self, hop: &Cost, bytes: Bytes) -> Option<Self> {
         Some(Self {
-            cost_ns: self.cost_ns.saturating_add(cost::hop_ns(edge, bytes)?),
+            cost_ns: self.cost_ns.saturating_add(hop.hop_ns(bytes)?),
             hops: self.hops + 1,
         })
     }
@@ -366,7 +368,7 @@ mod tests {
         }
         for edge in topology.edges() {
             distance[edge.from.index()][edge.to.index()] =
-                cost::hop_ns(edge, bytes).map(|cost_ns| (cost_ns, 1));
+                Cost::of(edge).hop_ns(bytes).map(|cost_ns| (cost_ns, 1));
         }
         for via in 0..count {
             for from in 0..count {

@@ -49,9 +49,9 @@ impl Topology {
             .filter(|path| path.nodes.starts_with(root))
             .filter_map(|path| path.nodes.get(root.len()).copied())
             .collect();
-        let rest = self.cheapest(spur, to, bytes, |edge| {
-            let repeats = before.contains(&edge.to) || before.contains(&edge.from);
-            let is_taken = edge.from == spur && taken.contains(&edge.to);
+        let rest = self.cheapest(spur, to, bytes, |start, end| {
+            let repeats = before.contains(&end) || before.contains(&start);
+            let is_taken = start == spur && taken.contains(&end);
             !repeats && !is_taken
         })?;
         let nodes = before.iter().chain(&rest.nodes).copied().collect();

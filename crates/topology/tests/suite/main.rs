@@ -5,6 +5,8 @@
     reason = "helpers of tests may fail a test"
 )]
 
+#[cfg(unix)]
+mod discover;
 mod export;
 mod fixture;
 mod hostile;

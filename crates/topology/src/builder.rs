@@ -43,6 +43,9 @@ pub enum BuildError {
     /// There are more nodes than a [`NodeId`] can count.
     #[error("too many nodes")]
     TooManyNodes,
+    /// One machine has more NUMA nodes than are joined pair by pair.
+    #[error("more than {MAX_NUMA_NODES} NUMA nodes in one machine")]
+    TooManyNumaNodes,
     /// A report about an edge cannot be true.
     #[error(transparent)]
     Edge(#[from] EdgeError),
@@ -178,6 +181,9 @@ impl TopologyBuilder {
     pub(crate) fn join_hosts(&mut self, provenance: Provenance) -> Result<(), BuildError> {
         let mut hosts: Vec<NodeId> = self.hosts.values().copied().collect();
         hosts.sort_unstable();
+        if hosts.len() > MAX_NUMA_NODES {
+            return Err(BuildError::TooManyNumaNodes);
+        }
         let desc = LinkDesc::new(LinkClass::HostMemory, provenance).path(PathClass::Sys);
         for (index, &a) in hosts.iter().enumerate() {
             for &b in &hosts[index + 1..] {
@@ -229,6 +235,9 @@ impl TopologyBuilder {
             .ok_or(EdgeError::UnknownNode { node })
     }
 }
+
+/// Every pair is an edge; the largest machines have some dozens.
+pub(crate) const MAX_NUMA_NODES: usize = 256;
 
 #[cfg(test)]
 mod tests {

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     BuildError, CpuList, DeviceKind, LinkDesc, NodeDesc, NodeId, NodeKind, Provenance, Topology,
-    TopologyBuilder,
+    TopologyBuilder, builder::MAX_NUMA_NODES,
 };
 
 pub(super) fn import(text: &str) -> Result<Imported, ImportError> {
@@ -142,6 +142,9 @@ impl Machine {
     fn add_numa_node(&mut self, object: &Element) -> Result<(), ImportError> {
         let index: u32 = number(object, "os_index")?
             .ok_or_else(|| damaged(object, Fault::missing("attribute os_index of a NUMANode")))?;
+        if self.numa_nodes.len() == MAX_NUMA_NODES {
+            return Err(too_many(object, "NUMA nodes", MAX_NUMA_NODES));
+        }
         let cpus = object
             .attribute("cpuset")
             .and_then(|mask| CpuList::from_mask(mask).ok());
@@ -217,12 +220,7 @@ impl Machine {
         if self.gpus.len() + self.nics.len() < MAX_ENDPOINTS {
             return Ok(());
         }
-        Err(ImportError::TooMany {
-            format: Format::HwlocXml,
-            line: object.line,
-            what: "GPUs and network cards",
-            limit: MAX_ENDPOINTS,
-        })
+        Err(too_many(object, "GPUs and network cards", MAX_ENDPOINTS))
     }
 
     fn os_devices(&self, pci: &Element) -> Result<Vec<OsDevice>, ImportError> {
@@ -570,9 +568,12 @@ fn nodeset(object: &Element, mask: &str) -> Result<Vec<u32>, ImportError> {
     if mask.contains("...") {
         return Ok(Vec::new());
     }
-    CpuList::from_mask(mask)
-        .map(|nodes| nodes.iter().collect())
-        .map_err(|_| damaged(object, Fault::bad_value("attribute nodeset", mask)))
+    let nodes = CpuList::from_mask(mask)
+        .map_err(|_| damaged(object, Fault::bad_value("attribute nodeset", mask)))?;
+    if nodes.count() > MAX_NUMA_NODES as u64 {
+        return Err(too_many(object, "NUMA nodes", MAX_NUMA_NODES));
+    }
+    Ok(nodes.iter().collect())
 }
 
 /// Gigabytes per second; 0 is unknown.
@@ -606,6 +607,15 @@ fn number<T: std::str::FromStr>(element: &Element, name: &str) -> Result<Option<
         let what = format!("attribute {name} of <{}>", token(&element.name));
         damaged(element, Fault::bad_value(what, text))
     })
+}
+
+fn too_many(object: &Element, what: &'static str, limit: usize) -> ImportError {
+    ImportError::TooMany {
+        format: Format::HwlocXml,
+        line: object.line,
+        what,
+        limit,
+    }
 }
 
 fn damaged(element: &Element, fault: Fault) -> ImportError {

@@ -51,6 +51,8 @@ struct Cpu {
     cpus: Option<CpuList>,
     /// Identifies the machine in files that describe several.
     host_hash: Option<String>,
+    /// The machine, from 0 in the order of the file.
+    host: usize,
 }
 
 /// Where a GPU or network card hangs.
@@ -130,11 +132,24 @@ impl System {
             .map_err(|error| {
                 damaged(element, Fault::bad_value("affinity of <cpu>", &error.text))
             })?;
+        let host_hash = element.attribute("host_hash").map(str::to_owned);
+        if self.cpus.len() == MAX_ENDPOINTS {
+            return Err(too_many(element.line, "processors", MAX_ENDPOINTS));
+        }
+        let hosts = self
+            .cpus
+            .iter()
+            .map(|cpu| cpu.host + 1)
+            .max()
+            .unwrap_or_default();
+        let same = self.cpus.iter().find(|cpu| cpu.host_hash == host_hash);
+        let host = same.map_or(hosts, |cpu| cpu.host);
         self.cpus.push(Cpu {
             numa_node,
             mask,
             cpus: cpus.filter(|cpus| !cpus.is_empty()),
-            host_hash: element.attribute("host_hash").map(str::to_owned),
+            host_hash,
+            host,
         });
         let spot = Spot {
             cpu: self.cpus.len() - 1,
@@ -228,7 +243,7 @@ impl System {
         };
         let dev: u32 = number(element, "dev")?
             .ok_or_else(|| damaged(element, Fault::missing("attribute dev of <gpu>")))?;
-        let host = self.host(spot.cpu);
+        let host = self.cpus[spot.cpu].host;
         let label = match host {
             0 => format!("GPU{dev}"),
             _ => format!("host{host}/GPU{dev}"),
@@ -257,21 +272,6 @@ impl System {
         Ok(())
     }
 
-    /// The machine of a processor, from 0 in the order of the file.
-    fn host(&self, cpu: usize) -> usize {
-        let mut hosts: Vec<&Option<String>> = Vec::new();
-        for known in self.cpus.iter().map(|cpu| &cpu.host_hash) {
-            if !hosts.contains(&known) {
-                hosts.push(known);
-            }
-        }
-        let own = &self.cpus[cpu].host_hash;
-        hosts
-            .iter()
-            .position(|host| *host == own)
-            .unwrap_or_default()
-    }
-
     fn add_nic(&mut self, element: &Element, spot: Spot) -> Result<(), ImportError> {
         self.check_room(element.line)?;
         let values = |attribute: &str| {
@@ -293,17 +293,12 @@ impl System {
         if self.gpus.len() + self.nics.len() < MAX_ENDPOINTS {
             return Ok(());
         }
-        Err(ImportError::TooMany {
-            format: Format::NcclXml,
-            line,
-            what: "GPUs and network cards",
-            limit: MAX_ENDPOINTS,
-        })
+        Err(too_many(line, "GPUs and network cards", MAX_ENDPOINTS))
     }
 
     /// The GPU at a bus id on the same machine.
     fn peer(&self, of: &Gpu, bus_id: &str) -> Option<usize> {
-        let host = |gpu: &Gpu| &self.cpus[gpu.spot.cpu].host_hash;
+        let host = |gpu: &Gpu| self.cpus[gpu.spot.cpu].host;
         self.gpus.iter().position(|gpu| {
             let own = gpu.spot.bus_id.as_deref();
             own.is_some_and(|own| own.eq_ignore_ascii_case(bus_id)) && host(gpu) == host(of)
@@ -359,7 +354,7 @@ impl System {
 
     /// The way between two spots through the PCI tree; `None` if they are on different machines.
     fn path(&self, a: &Spot, b: &Spot) -> Option<PathClass> {
-        if self.cpus[a.cpu].host_hash != self.cpus[b.cpu].host_hash {
+        if self.cpus[a.cpu].host != self.cpus[b.cpu].host {
             return None;
         }
         let common = common_switches(a, b);
@@ -512,10 +507,7 @@ impl System {
         ids: &[NodeId],
         spots: &[&Spot],
     ) -> Result<(), BuildError> {
-        let one_machine = self
-            .cpus
-            .iter()
-            .all(|cpu| cpu.host_hash == self.cpus[0].host_hash);
+        let one_machine = self.cpus.iter().all(|cpu| cpu.host == 0);
         if !one_machine {
             return Ok(());
         }
@@ -659,6 +651,15 @@ fn number<T: std::str::FromStr>(element: &Element, name: &str) -> Result<Option<
         let what = format!("attribute {name} of <{}>", token(&element.name));
         damaged(element, Fault::bad_value(what, text))
     })
+}
+
+fn too_many(line: usize, what: &'static str, limit: usize) -> ImportError {
+    ImportError::TooMany {
+        format: Format::NcclXml,
+        line,
+        what,
+        limit,
+    }
 }
 
 fn damaged(element: &Element, fault: Fault) -> ImportError {

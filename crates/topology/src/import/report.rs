@@ -3,7 +3,7 @@
 use serde::{Serialize, Serializer, ser::SerializeMap};
 
 use super::Format;
-use crate::{Edge, Node, NodeKind, Topology};
+use crate::{Edge, Node, NodeId, NodeKind, Topology};
 use warpweft_core_types::LinkClass;
 
 /// What an import found, in the words of its source.
@@ -121,23 +121,34 @@ impl Report {
     ///
     /// Links are those that an edge states in either direction.
     pub fn of(topology: &Topology) -> Self {
-        let devices: Vec<&Node> = topology.devices().collect();
-        let is_nic = |node: &&Node| matches!(node.kind, NodeKind::Nic);
-        let nics: Vec<&Node> = topology.nodes().iter().filter(is_nic).collect();
-        let mut report = Self::new(Format::Json, devices.len());
-        report.nics = Some(nics.len());
-        let mut links = pair_links(topology, &devices);
-        for device in &devices {
-            links.extend(
-                nics.iter()
-                    .filter_map(|nic| pair_link(topology, device, nic)),
-            );
+        let nodes = topology.nodes();
+        let mut report = Self::new(Format::Json, topology.devices().count());
+        report.nics = Some(nodes.iter().filter(|node| is_nic(node)).count());
+        let (mut among_devices, mut to_nics, mut among_nics) = (Vec::new(), Vec::new(), Vec::new());
+        for edge in topology.joined_pairs() {
+            let (from, to) = (&nodes[edge.from.index()], &nodes[edge.to.index()]);
+            let (a, b) = if is_nic(from) && to.is_device() {
+                (to, from)
+            } else {
+                (from, to)
+            };
+            let links = match (a.is_device(), b.is_device()) {
+                (true, true) => &mut among_devices,
+                (true, false) if is_nic(b) => &mut to_nics,
+                (false, false) if is_nic(a) && is_nic(b) => &mut among_nics,
+                _ => continue,
+            };
+            links.push(((a.id, b.id), pair_link(a, b, edge)));
         }
-        report.links = Some(links);
-        report.nic_links = Some(pair_links(topology, &nics));
+        let sorted = |mut links: Vec<((NodeId, NodeId), ReportLink)>| {
+            links.sort_by_key(|(ends, _)| *ends);
+            links.into_iter().map(|(_, link)| link)
+        };
+        report.links = Some(sorted(among_devices).chain(sorted(to_nics)).collect());
+        report.nic_links = Some(sorted(among_nics).collect());
         report.numa = Some(
-            devices
-                .iter()
+            topology
+                .devices()
                 .map(|node| (node.name.clone(), Printed::from(node.place.numa_node)))
                 .collect(),
         );
@@ -145,22 +156,11 @@ impl Report {
     }
 }
 
-fn pair_links(topology: &Topology, nodes: &[&Node]) -> Vec<ReportLink> {
-    let mut links = Vec::new();
-    for (index, a) in nodes.iter().enumerate() {
-        links.extend(
-            nodes[index + 1..]
-                .iter()
-                .filter_map(|b| pair_link(topology, a, b)),
-        );
-    }
-    links
+fn is_nic(node: &Node) -> bool {
+    matches!(node.kind, NodeKind::Nic)
 }
 
-fn pair_link(topology: &Topology, a: &Node, b: &Node) -> Option<ReportLink> {
-    let edge = topology
-        .edge(a.id, b.id)
-        .or_else(|| topology.edge(b.id, a.id))?;
+fn pair_link(a: &Node, b: &Node, edge: &Edge) -> ReportLink {
     let mut link = ReportLink::new(&a.name, &b.name, edge_word(edge));
     if edge.class.value != LinkClass::Pcie {
         link.count = edge.link_count.map(|count| count.value);
@@ -169,7 +169,7 @@ fn pair_link(topology: &Topology, a: &Node, b: &Node) -> Option<ReportLink> {
         LinkClass::NvSwitch => Some(Via::Switch),
         _ => None,
     };
-    Some(link)
+    link
 }
 
 /// The short word for an edge: the path through the PCI tree for PCIe, else the medium.

@@ -61,18 +61,19 @@ fn rounded_up(ns: f64) -> u64 {
 /// These are planning figures for slow members of each family, so that an edge somebody vouched for wins over one we know nothing about:
 /// 18 GB/s per NVLink (first generation, achievable), 24 per xGMI link and 5 per Xe Link lane, 12 for PCIe 3.0 x16, 100 Gbit/s of network, and host memory as one thread copies it.
 pub(crate) fn assumed_bandwidth(class: LinkClass, link_count: u32) -> Bandwidth {
-    let per_link = match class {
+    let links = f64::from(link_count.max(1));
+    Bandwidth::from_gb_per_s(match class {
         LinkClass::SameDevice => 500.0,
+        // Lanes of one link, whose sum is the same on all chips so far.
         LinkClass::NvLinkC2c => 300.0,
-        LinkClass::NvLink | LinkClass::NvSwitch => 18.0,
-        LinkClass::Xgmi => 24.0,
-        LinkClass::XeLink => 5.0,
-        LinkClass::Network => 12.5,
-        LinkClass::Pcie => 12.0,
-        LinkClass::HostMemory => 10.0,
-        _ => 1.0,
-    };
-    Bandwidth::from_gb_per_s(per_link * f64::from(link_count.max(1)))
+        LinkClass::NvLink | LinkClass::NvSwitch => 18.0 * links,
+        LinkClass::Xgmi => 24.0 * links,
+        LinkClass::XeLink => 5.0 * links,
+        LinkClass::Network => 12.5 * links,
+        LinkClass::Pcie => 12.0 * links,
+        LinkClass::HostMemory => 10.0 * links,
+        _ => links,
+    })
 }
 
 /// Time of the smallest transfer where nothing is known but the class and the way through the PCI tree.

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use warpweft_core_types::{DeviceUuid, LinkFact};
+use warpweft_core_types::{DeviceUuid, LinkEnd, LinkFact};
 
 use crate::{
     BuildError, Edge, EdgeError, Measurement, Node, NodeDesc, NodeId, NodeKind, TopologyBuilder,
@@ -86,6 +86,14 @@ impl Topology {
     /// The first node that is the memory of NUMA node `numa_node`.
     pub fn host(&self, numa_node: u32) -> Option<NodeId> {
         self.find_by(|node| node.kind == NodeKind::Host { numa_node })
+    }
+
+    /// The node at one end of a link as backends name it.
+    pub fn end(&self, end: LinkEnd) -> Option<NodeId> {
+        match end {
+            LinkEnd::Device(uuid) => self.device(uuid),
+            LinkEnd::Host { numa_node } => self.host(numa_node),
+        }
     }
 
     /// The edge between two nodes, vetoed or not.

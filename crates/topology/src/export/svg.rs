@@ -10,7 +10,7 @@ mod layout;
 use warpweft_core_types::{Bandwidth, LinkClass, Provenance};
 
 use self::{
-    canvas::{Anchor, Canvas, Stroke},
+    canvas::{Area, Canvas, Stroke, Type},
     layout::{Bar, Block, Layout, Numa, Spot},
 };
 use super::{colour, matrix::explain, tree::Tree};
@@ -47,23 +47,16 @@ impl Picture<'_> {
     fn title(&mut self, layout: &Layout) {
         let counts = layout.summary(self.topology);
         let x = layout::MARGIN;
-        self.canvas.text(x, 34.0, Anchor::Start, 20, INK, &counts);
+        self.canvas.text(x, 34.0, Type::from(20, INK), &counts);
         let hint = "Fast links are drawn above the devices, PCI Express below: the sooner two lines meet, the nearer the devices.";
-        self.canvas.text(x, 54.0, Anchor::Start, 12, SOFT, hint);
+        self.canvas.text(x, 54.0, Type::from(12, SOFT), hint);
     }
 
     fn block(&mut self, block: &Block) {
         if let Some(host) = &block.host {
-            self.canvas.panel(
-                block.x,
-                block.y,
-                block.width,
-                block.height,
-                "#ffffff",
-                "#cbd5e1",
-            );
-            self.canvas
-                .text(block.x + 12.0, block.y + 20.0, Anchor::Start, 14, INK, host);
+            self.canvas.panel(block.area, PAPER, "#cbd5e1");
+            let (x, y) = (block.area.x + 12.0, block.area.y + 20.0);
+            self.canvas.text(x, y, Type::from(14, INK), host);
         }
         for numa in &block.numas {
             self.numa_box(block, numa);
@@ -88,36 +81,36 @@ impl Picture<'_> {
     }
 
     fn numa_box(&mut self, block: &Block, numa: &Numa) {
-        let (top, bottom) = (block.row_y - 30.0, block.floor_y + 16.0);
-        self.canvas
-            .panel(numa.x, top, numa.width, bottom - top, "#f8fafc", "#dbe3ec");
+        let top = block.row_y - 30.0;
+        let around = Area {
+            x: numa.x,
+            y: top,
+            width: numa.width,
+            height: block.floor_y + 16.0 - top,
+        };
+        self.canvas.panel(around, "#f8fafc", "#dbe3ec");
         let Some(number) = numa.number else { return };
-        let bar_y = block.floor_y - layout::HOST_HEIGHT;
-        let (x, width) = (numa.x + 10.0, numa.width - 20.0);
-        self.canvas.panel(
-            x,
-            bar_y,
-            width,
-            layout::HOST_HEIGHT,
-            "#fdf3e1",
-            colour(LinkClass::HostMemory),
-        );
+        let bar = Area {
+            x: numa.x + 10.0,
+            y: block.host_y(),
+            width: numa.width - 20.0,
+            height: layout::HOST_HEIGHT,
+        };
+        self.canvas
+            .panel(bar, "#fdf3e1", colour(LinkClass::HostMemory));
         let name = format!("NUMA {number}: CPU and memory");
-        let middle = x + width / 2.0;
-        let line = bar_y + if numa.cpus.is_some() { 17.0 } else { 23.0 };
-        self.canvas.text(
-            middle,
-            line,
-            Anchor::Middle,
-            12,
-            INK,
-            &layout::fit(&name, width - 8.0, 12),
-        );
+        let name_y = bar.y + if numa.cpus.is_some() { 17.0 } else { 23.0 };
+        self.fitted(bar, name_y, Type::around(12, INK), &name);
         if let Some(cpus) = &numa.cpus {
-            let cpus = layout::fit(&format!("CPUs {cpus}"), width - 8.0, 10);
-            self.canvas
-                .text(middle, bar_y + 31.0, Anchor::Middle, 10, SOFT, &cpus);
+            let cpus = format!("CPUs {cpus}");
+            self.fitted(bar, bar.y + 31.0, Type::around(10, SOFT), &cpus);
         }
+    }
+
+    /// A text in the middle of an area, cut where it would not fit.
+    fn fitted(&mut self, area: Area, y: f64, face: Type, text: &str) {
+        let text = layout::fit(text, area.width - 6.0, face.size);
+        self.canvas.text(area.middle(), y, face, &text);
     }
 
     /// Lines between the memories of neighbouring NUMA nodes, where they are linked.
@@ -134,7 +127,7 @@ impl Picture<'_> {
             let Some(edge) = self.topology.either_edge(a, b) else {
                 continue;
             };
-            let y = block.floor_y - layout::HOST_HEIGHT / 2.0;
+            let y = block.host_y() + layout::HOST_HEIGHT / 2.0;
             let (from, to) = (pair[0].x + pair[0].width - 10.0, pair[1].x + 10.0);
             let colour = colour(edge.class.value);
             self.canvas.line(from, y, to, y, &Stroke::new(colour, 5.0));
@@ -146,50 +139,23 @@ impl Picture<'_> {
 
     /// A fabric, a full mesh or a switch, with a line from each member.
     fn bar(&mut self, bar: &Bar, block: &Block) {
-        let stroke_colour = colour(bar.class);
-        for member in &bar.members {
-            let Some(spot) = block.spot(*member) else {
-                continue;
-            };
-            let stroke = Stroke::new(stroke_colour, width_of(bar.bandwidth));
-            self.canvas.line(
-                spot.x,
-                bar.y + layout::BAR_HEIGHT,
-                spot.x,
-                block.row_y,
-                &stroke,
-            );
+        let colour = colour(bar.class);
+        let stroke = Stroke::new(colour, width_of(bar.bandwidth));
+        let bottom = bar.area.y + bar.area.height;
+        for spot in block.spots_of(&bar.members) {
+            self.canvas
+                .line(spot.x, bottom, spot.x, block.row_y, &stroke);
         }
-        let fill = "#ffffff";
-        self.canvas.panel(
-            bar.x,
-            bar.y,
-            bar.width,
-            layout::BAR_HEIGHT,
-            fill,
-            stroke_colour,
-        );
-        let text = layout::fit(&bar.text, bar.width - 12.0, 13);
-        self.canvas.text(
-            bar.x + bar.width / 2.0,
-            bar.y + 21.0,
-            Anchor::Middle,
-            13,
-            INK,
-            &text,
-        );
+        self.canvas.panel(bar.area, PAPER, colour);
+        let face = Type::around(13, INK);
+        self.fitted(bar.area, bar.area.y + 21.0, face, &bar.text);
     }
 
     fn arc(&mut self, edge: &Edge, block: &Block) {
         if let Some(arc) = block.arc(edge) {
-            let stroke = arc_stroke(edge);
-            self.canvas.arc(
-                arc.start,
-                arc.end,
-                block.row_y,
-                block.row_y - arc.height,
-                &stroke,
-            );
+            let (y, top) = (block.row_y, block.row_y - arc.height);
+            self.canvas
+                .arc(arc.start, arc.end, y, top, &arc_stroke(edge));
         }
     }
 
@@ -203,22 +169,23 @@ impl Picture<'_> {
             (None, Some(count)) if count > 1 => format!("{word} x{count}"),
             _ => word,
         };
+        let y = block.row_y - arc.height * layout::ARC_RISE;
         let colour = arc_stroke(edge).colour;
-        let (x, y) = (
-            (arc.start + arc.end) / 2.0,
-            block.row_y - arc.height * layout::ARC_RISE,
-        );
-        self.canvas.pill(x, y, colour, &word);
+        self.canvas
+            .pill((arc.start + arc.end) / 2.0, y, colour, &word);
     }
 
     fn trees(&mut self, block: &Block, numa: &Numa) {
         for tree in &numa.trees {
             let (x, y) = self.tree(block, tree);
             if numa.number.is_some() {
-                let end = block.floor_y - layout::HOST_HEIGHT;
                 let stroke = Stroke::new(colour(LinkClass::Pcie), self.pcie_width(tree));
-                self.canvas.line(x, y, x, end, &stroke);
-                self.direct_host_link(tree, x, y, end);
+                self.canvas.line(x, y, x, block.host_y(), &stroke);
+            }
+        }
+        if let Some(host) = numa.host {
+            for spot in &numa.spots {
+                self.direct_host_link(block, spot, host);
             }
         }
     }
@@ -233,46 +200,32 @@ impl Picture<'_> {
             Tree::Join { path, parts } => (*path, parts),
         };
         let y = block.level_y(path);
-        let ends: Vec<f64> = parts
-            .iter()
-            .map(|part| {
-                let (x, top) = self.tree(block, part);
-                let stroke = Stroke::new(colour(LinkClass::Pcie), self.pcie_width(part));
-                self.canvas.line(x, top, x, y, &stroke);
-                x
-            })
-            .collect();
-        let left = ends.iter().copied().fold(f64::INFINITY, f64::min);
-        let right = ends.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-        let stroke = Stroke::new(colour(LinkClass::Pcie), 3.0);
-        self.canvas.line(left, y, right, y, &stroke);
+        let (mut left, mut right) = (f64::INFINITY, f64::NEG_INFINITY);
+        for part in parts {
+            let (x, top) = self.tree(block, part);
+            let stroke = Stroke::new(colour(LinkClass::Pcie), self.pcie_width(part));
+            self.canvas.line(x, top, x, y, &stroke);
+            (left, right) = (left.min(x), right.max(x));
+        }
+        let pcie = colour(LinkClass::Pcie);
+        self.canvas.line(left, y, right, y, &Stroke::new(pcie, 3.0));
         let middle = (left + right) / 2.0;
-        self.canvas
-            .pill(middle, y, colour(LinkClass::Pcie), &path.to_string());
+        self.canvas.pill(middle, y, pcie, &path.to_string());
         (middle, y + layout::PILL_HEIGHT / 2.0)
     }
 
-    /// A chip-to-chip link bypasses the PCI tree on its way to the processor.
-    fn direct_host_link(&mut self, tree: &Tree, x: f64, y: f64, end: f64) {
-        let Tree::Leaf(node) = tree else { return };
-        let edges = self.topology.edges_from(*node).iter();
-        let direct = edges.clone().find(|edge| {
-            let is_host = self
-                .topology
-                .node(edge.to)
-                .is_some_and(|to| !to.is_device());
-            is_host
-                && matches!(
-                    edge.class.value,
-                    LinkClass::NvLinkC2c | LinkClass::NvLink | LinkClass::Xgmi
-                )
-        });
-        if let Some(edge) = direct {
-            let stroke = Stroke::new(colour(edge.class.value), width_of(edge.bandwidth()));
-            self.canvas.line(x, y, x, end, &stroke);
-            self.canvas
-                .pill(x, (y + end) / 2.0, stroke.colour, &edge_word(edge));
-        }
+    /// A chip-to-chip link goes to the processor beside the PCI tree.
+    fn direct_host_link(&mut self, block: &Block, spot: &Spot, host: NodeId) {
+        let edge = self.topology.either_edge(spot.node, host);
+        let Some(edge) = edge.filter(|edge| edge.class.value != LinkClass::Pcie) else {
+            return;
+        };
+        let x = spot.x - spot.width * 0.3;
+        let (top, bottom) = (block.row_y + layout::BOX_HEIGHT, block.host_y());
+        let stroke = Stroke::new(colour(edge.class.value), width_of(edge.bandwidth()));
+        self.canvas.line(x, top, x, bottom, &stroke);
+        self.canvas
+            .pill(x, bottom - 14.0, stroke.colour, &edge_word(edge));
     }
 
     fn pcie_width(&self, tree: &Tree) -> f64 {
@@ -289,9 +242,9 @@ impl Picture<'_> {
         let node = self.topology.node(id)?;
         let own = node.place.pcie.and_then(|link| link.bandwidth());
         own.or_else(|| {
-            let host = self.topology.host(node.place.numa_node?)?;
-            let edge = self.topology.edge(id, host)?;
-            edge.nominal.map(|known| known.value)
+            let edge = self.topology.edge(id, self.topology.nearest_host(id)?)?;
+            let nominal = edge.nominal.map(|known| known.value);
+            nominal.filter(|_| edge.class.value == LinkClass::Pcie)
         })
     }
 
@@ -304,130 +257,100 @@ impl Picture<'_> {
         } else {
             ("#ede9fe", "#7c3aed")
         };
-        let left = spot.x - spot.width / 2.0;
-        self.canvas.panel(
-            left,
-            block.row_y,
-            spot.width,
-            layout::BOX_HEIGHT,
-            fill,
-            border,
-        );
-        let lines = self.endpoint_lines(node);
-        let first = block.row_y + if lines.len() > 1 { 20.0 } else { 30.0 };
-        for (index, (size, ink, line)) in lines.iter().enumerate() {
-            let y = first + [0.0, 15.0, 28.0][index.min(2)];
-            let text = layout::fit(line, spot.width - 6.0, *size);
-            self.canvas
-                .text(spot.x, y, Anchor::Middle, *size, ink, &text);
+        let area = Area {
+            x: spot.x - spot.width / 2.0,
+            y: block.row_y,
+            width: spot.width,
+            height: layout::BOX_HEIGHT,
+        };
+        self.canvas.panel(area, fill, border);
+        let details = self.details(node);
+        let name_y = block.row_y + if details.is_empty() { 33.0 } else { 20.0 };
+        let name = layout::short_name(node);
+        self.fitted(area, name_y, Type::around(14, INK), name);
+        for (line, y) in details.iter().zip([35.0, 48.0]) {
+            self.fitted(area, block.row_y + y, Type::around(10, SOFT), line);
         }
     }
 
-    fn endpoint_lines(&self, node: &Node) -> Vec<(u32, &'static str, String)> {
-        let mut lines = vec![(14, INK, layout::short_name(node).to_owned())];
-        if let Some(model) = &node.model {
-            lines.push((10, SOFT, model.clone()));
-        } else if let Some(pci) = node.place.pci {
-            lines.push((10, SOFT, pci.to_string()));
-        }
-        if let Some(rate) = self.pcie_bandwidth(node.id) {
-            lines.push((10, SOFT, format!("PCIe {:.0} GB/s", rate.gb_per_s)));
-        }
-        lines
+    fn details(&self, node: &Node) -> Vec<String> {
+        let pci = node.place.pci.map(|pci| pci.to_string());
+        let rate = self.pcie_bandwidth(node.id);
+        let rate = rate.map(|rate| format!("PCIe {:.0} GB/s", rate.gb_per_s));
+        node.model.clone().or(pci).into_iter().chain(rate).collect()
     }
 
     /// A switch that joins several machines: a line along all of them.
     fn trunk(&mut self, bar: &Bar, layout: &Layout) {
-        let stroke = Stroke::new(colour(bar.class), 4.0);
-        let mut ends = Vec::new();
+        let x = bar.area.x;
+        let (mut top, mut bottom) = (f64::INFINITY, f64::NEG_INFINITY);
         for block in &layout.blocks {
-            let members = bar.members.iter().filter_map(|member| block.spot(*member));
-            let Some(right) = members.map(|spot| spot.x).reduce(f64::max) else {
-                continue;
-            };
-            let count = bar
-                .members
-                .iter()
-                .filter(|member| block.spot(**member).is_some())
-                .count();
-            let y = block.row_y - 14.0;
-            for spot in bar.members.iter().filter_map(|member| block.spot(*member)) {
-                self.canvas.line(
-                    spot.x,
-                    y,
-                    spot.x,
-                    block.row_y,
-                    &Stroke::new(colour(bar.class), 1.5),
-                );
+            if let Some(y) = self.branch(bar, block) {
+                (top, bottom) = (top.min(y), bottom.max(y));
             }
-            let left = bar
-                .members
-                .iter()
-                .filter_map(|member| block.spot(*member))
-                .map(|spot| spot.x)
-                .fold(right, f64::min);
-            self.canvas.line(left, y, bar.x, y, &stroke);
-            self.canvas
-                .pill(bar.x - 24.0, y, colour(bar.class), &format!("{count}x"));
-            ends.push(y);
         }
-        let top = ends.iter().copied().fold(f64::INFINITY, f64::min);
-        let bottom = ends.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-        if top.is_finite() {
-            self.canvas.line(
-                bar.x,
-                top,
-                bar.x,
-                bottom,
-                &Stroke::new(colour(bar.class), 8.0),
-            );
+        if top <= bottom {
+            let stroke = Stroke::new(colour(bar.class), 8.0);
+            self.canvas.line(x, top, x, bottom, &stroke);
+            let face = Type::around(12, INK);
             self.canvas
-                .vertical_text(bar.x + 16.0, (top + bottom) / 2.0, 12, INK, &bar.text);
+                .vertical_text(x + 16.0, (top + bottom) / 2.0, face, &bar.text);
         }
     }
 
-    fn legend(&mut self, layout: &Layout) {
-        let mut y = layout.legend_y;
-        let x = layout::MARGIN;
-        for class in &layout.classes {
-            self.canvas
-                .line(x, y, x + 40.0, y, &Stroke::new(colour(*class), 6.0));
-            let text = medium(*class);
-            self.canvas
-                .text(x + 52.0, y + 4.0, Anchor::Start, 12, INK, text);
-            y += layout::LEGEND_LINE;
+    /// The line from a trunk to its members on one machine; returns its height.
+    fn branch(&mut self, bar: &Bar, block: &Block) -> Option<f64> {
+        let y = block.row_y - 14.0;
+        let xs: Vec<f64> = block.spots_of(&bar.members).map(|spot| spot.x).collect();
+        let left = xs.iter().copied().reduce(f64::min)?;
+        let colour = colour(bar.class);
+        for &x in &xs {
+            let stroke = Stroke::new(colour, 1.5);
+            self.canvas.line(x, y, x, block.row_y, &stroke);
         }
-        let mut y = layout.legend_y;
+        let end = bar.area.x;
+        self.canvas.line(left, y, end, y, &Stroke::new(colour, 4.0));
+        let count = format!("{}x", xs.len());
+        self.canvas.pill(end - 24.0, y, colour, &count);
+        Some(y)
+    }
+
+    fn legend(&mut self, layout: &Layout) {
+        let line = |index: u32| layout.legend_y + layout::LEGEND_LINE * f64::from(index);
+        let x = layout::MARGIN;
+        for (index, class) in (0..).zip(&layout.classes) {
+            let stroke = Stroke::new(colour(*class), 6.0);
+            self.legend_line(x, line(index), &stroke, medium(*class));
+        }
         let x = layout::MARGIN + 320.0;
+        let mut used = 0;
         for path in &layout.paths {
-            self.canvas
-                .pill(x + 20.0, y, colour(LinkClass::Pcie), &path.to_string());
-            self.canvas
-                .text(x + 52.0, y + 4.0, Anchor::Start, 12, INK, explain(*path));
-            y += layout::LEGEND_LINE;
+            let y = line(used);
+            let pcie = colour(LinkClass::Pcie);
+            self.canvas.pill(x + 20.0, y, pcie, &path.to_string());
+            self.legend_text(x, y, explain(*path));
+            used += 1;
         }
         if layout.has_veto {
-            self.canvas
-                .line(x, y, x + 40.0, y, &Stroke::new(VETO, 2.0).dashed());
-            self.canvas.text(
-                x + 52.0,
-                y + 4.0,
-                Anchor::Start,
-                12,
-                INK,
-                "must not be used",
-            );
+            let stroke = Stroke::new(VETO, 2.0).dashed();
+            self.legend_line(x, line(used), &stroke, "must not be used");
         }
-        let mut y = layout.legend_y;
         let x = layout::MARGIN + 650.0;
-        for gb_per_s in [8.0, 64.0, 450.0] {
-            self.canvas
-                .line(x, y, x + 40.0, y, &Stroke::new(SOFT, width(gb_per_s)));
+        for (index, gb_per_s) in (0..).zip([8.0, 64.0, 450.0]) {
+            let stroke = Stroke::new(SOFT, width(gb_per_s));
             let text = format!("{gb_per_s:.0} GB/s in one direction");
-            self.canvas
-                .text(x + 52.0, y + 4.0, Anchor::Start, 12, INK, &text);
-            y += layout::LEGEND_LINE;
+            self.legend_line(x, line(index), &stroke, &text);
         }
+    }
+
+    fn legend_line(&mut self, x: f64, y: f64, stroke: &Stroke, text: &str) {
+        self.canvas.line(x, y, x + 40.0, y, stroke);
+        self.legend_text(x, y, text);
+    }
+
+    fn legend_text(&mut self, x: f64, y: f64, text: &str) {
+        self.canvas
+            .text(x + 52.0, y + 4.0, Type::from(12, INK), text);
     }
 }
 
@@ -473,4 +396,5 @@ fn figure(bandwidth: Known<Bandwidth>) -> String {
 
 const INK: &str = "#0f172a";
 const SOFT: &str = "#475569";
+const PAPER: &str = "#ffffff";
 const VETO: &str = "#dc2626";

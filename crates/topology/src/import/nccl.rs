@@ -76,9 +76,17 @@ struct Gpu {
     sm: Option<u32>,
     rank: Option<i64>,
     links: Vec<FastLink>,
-    /// Lanes to a processor by chip-to-chip NVLink.
-    c2c: Option<u32>,
+    /// Chip-to-chip NVLink to its processor.
+    c2c: Option<C2c>,
     line: usize,
+}
+
+/// The element `<c2c>`.
+#[derive(Clone, Copy)]
+struct C2c {
+    lanes: u32,
+    /// Megabytes (10^6) per second of one lane.
+    mb_per_s: Option<u32>,
 }
 
 struct Nic {
@@ -147,7 +155,9 @@ impl System {
         self.cpus.push(Cpu {
             numa_node,
             mask,
-            cpus: cpus.filter(|cpus| !cpus.is_empty()),
+            // An offset shifts the mask by an amount that is nowhere described.
+            cpus: cpus
+                .filter(|cpus| !cpus.is_empty() && element.attribute("affinity_offset").is_none()),
             host_hash,
             host,
         });
@@ -258,6 +268,7 @@ impl System {
             }
         }
         let c2c = element.children_named("c2c").next();
+        let c2c = c2c.map(read_c2c).transpose()?;
         self.gpus.push(Gpu {
             label,
             host,
@@ -266,7 +277,7 @@ impl System {
             sm: number(element, "sm")?,
             rank: number(element, "rank")?,
             links,
-            c2c: c2c.map(|c2c| number(c2c, "count")).transpose()?.flatten(),
+            c2c,
             line: element.line,
         });
         Ok(())
@@ -528,12 +539,10 @@ impl System {
             };
             builder.link_both(id, host, desc)?;
         }
-        for gpu in self.gpus.iter().zip(ids) {
-            if let (Some(count), Some(numa_node)) = (gpu.0.c2c, builder.numa_node_of(*gpu.1)) {
+        for (gpu, &id) in self.gpus.iter().zip(ids) {
+            if let (Some(c2c), Some(numa_node)) = (gpu.c2c, builder.numa_node_of(id)) {
                 let host = builder.host(numa_node)?;
-                let desc =
-                    LinkDesc::new(LinkClass::NvLinkC2c, Provenance::File).link_count(count.max(1));
-                builder.link_both(*gpu.1, host, desc)?;
+                builder.link_both(id, host, c2c.describe())?;
             }
         }
         builder.join_hosts(Provenance::File)
@@ -556,6 +565,17 @@ impl System {
 impl Gpu {
     fn to_switch(&self) -> u32 {
         total(self.links.iter().filter(|link| is_switch(link)))
+    }
+}
+
+impl C2c {
+    fn describe(self) -> LinkDesc {
+        let lane = self.mb_per_s.map(f64::from);
+        let all = lane.map(|mb_per_s| mb_per_s * f64::from(self.lanes) / 1_000.0);
+        LinkDesc {
+            bandwidth: all.map(Bandwidth::from_gb_per_s),
+            ..LinkDesc::new(LinkClass::NvLinkC2c, Provenance::File).link_count(self.lanes)
+        }
     }
 }
 
@@ -589,6 +609,14 @@ fn read_link(element: &Element) -> Result<FastLink, ImportError> {
         count: number(element, "count")?.ok_or_else(|| missing("count"))?,
         tclass: element.attribute("tclass").map(str::to_owned),
         peer: None,
+    })
+}
+
+fn read_c2c(element: &Element) -> Result<C2c, ImportError> {
+    let lanes = number(element, "count")?.filter(|lanes| *lanes > 0);
+    Ok(C2c {
+        lanes: lanes.ok_or_else(|| damaged(element, Fault::missing("attribute count of <c2c>")))?,
+        mb_per_s: number(element, "bw")?,
     })
 }
 

@@ -20,6 +20,14 @@ pub(super) struct Dialect {
     pub(super) is_code: fn(&str) -> bool,
 }
 
+impl Dialect {
+    /// Whether all of these can stand in a row of this table, and there are any.
+    fn are_cells(&self, words: &[&str]) -> bool {
+        let is_cell = |word: &&str| *word == self.mark || (self.is_code)(word) || is_affinity(word);
+        !words.is_empty() && words.iter().all(is_cell)
+    }
+}
+
 /// A column that is not a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Extra {
@@ -103,49 +111,81 @@ impl<'a> Table<'a> {
         dialect: &Dialect,
     ) -> Result<(), ImportError> {
         let places: HashMap<&str, usize> = iter::zip(self.labels.iter().copied(), 0..).collect();
-        let width = 1 + self.labels.len() + self.extras.len();
         let mut strangers: Vec<(usize, &str)> = Vec::new();
         let mut read = 0;
         while read < places.len() && strangers.len() < MAX_ENDPOINTS {
-            let Some((line, text)) = lines.clone().next() else {
+            let Some((line, words)) = self.next_words(lines, read > 0) else {
                 break;
             };
-            let mut words: Vec<&str> = text::cells(text).take(width + 1).collect();
-            if words.first() == Some(&"Legend:") || (read > 0 && is_header(&words)) {
-                break;
-            }
-            lines.next();
-            let Some(&label) = words.first() else {
-                continue;
-            };
-            let Some(&place) = places.get(label) else {
-                if is_gpu(label) && words.len() > 1 {
+            match words.first().map(|label| (*label, places.get(label))) {
+                Some((_, Some(&place))) => {
+                    self.read_row(place, line, words, lines, dialect)?;
+                    read += 1;
+                }
+                Some((label, None)) if is_gpu(label) && words.len() > 1 => {
                     strangers.push((line, label));
                 }
-                continue;
-            };
-            self.end = line + 1;
-            while let Some((next, more)) = row_continuation(lines, &words, width, dialect) {
-                self.warnings
-                    .push(format!("line {next} continues row {label}"));
-                words.extend(more);
-                self.end = next + 1;
-                lines.next();
+                Some((label, None)) if is_label(label) && dialect.are_cells(&words[1..]) => {
+                    let warning = format!("row {} has no column in the header", token(label));
+                    self.warnings.push(warning);
+                }
+                _ => {}
             }
-            let row = self
-                .row(line, &words)
-                .map_err(|fault| fault.at(dialect.format, line))?;
-            if self.rows[place].replace(row).is_some() {
-                let label = token(label);
-                return Err(Fault::DoubleLabel { label }.at(dialect.format, line));
-            }
-            read += 1;
         }
         let Some(&(line, _)) = strangers.first() else {
             return Ok(());
         };
         let rows = list(strangers.iter().map(|&(_, label)| label));
         Err(Fault::RowsWithoutColumn { rows }.at(dialect.format, line))
+    }
+
+    /// The words of the next line, as many as a row may have and one more; `None` where the table ends.
+    fn next_words(
+        &self,
+        lines: &mut (impl Iterator<Item = (usize, &'a str)> + Clone),
+        has_rows: bool,
+    ) -> Option<(usize, Vec<&'a str>)> {
+        let (line, text) = lines.clone().next()?;
+        let words: Vec<&str> = text::cells(text).take(self.width() + 1).collect();
+        let is_end = words.first() == Some(&"Legend:") || (has_rows && is_header(&words));
+        if is_end {
+            return None;
+        }
+        lines.next();
+        Some((line, words))
+    }
+
+    /// Keeps a row, together with the lines it was wrapped into.
+    fn read_row(
+        &mut self,
+        place: usize,
+        line: usize,
+        mut words: Vec<&'a str>,
+        lines: &mut (impl Iterator<Item = (usize, &'a str)> + Clone),
+        dialect: &Dialect,
+    ) -> Result<(), ImportError> {
+        let label = self.labels[place];
+        self.end = line + 1;
+        while let Some((next, more)) = row_continuation(lines, &words, self.width(), dialect) {
+            let warning = format!("line {next} continues row {label}");
+            self.warnings.push(warning);
+            words.extend(more);
+            self.end = next + 1;
+            lines.next();
+        }
+        let row = self
+            .row(line, &words)
+            .map_err(|fault| fault.at(dialect.format, line))?;
+        if self.rows[place].replace(row).is_some() {
+            let label = token(label);
+            return Err(Fault::DoubleLabel { label }.at(dialect.format, line));
+        }
+        Ok(())
+    }
+
+    /// Words of a full row: label, cells and other columns.
+    fn width(&self) -> usize {
+        1 + self.labels.len() + self.extras.len()
     }
 
     fn row(&self, line: usize, words: &[&'a str]) -> Result<Row<'a>, Fault> {
@@ -302,10 +342,7 @@ fn row_continuation<'a>(
 ) -> Option<(usize, Vec<&'a str>)> {
     let (line, text) = lines.clone().next()?;
     let words: Vec<&str> = text::cells(text).take(width + 1).collect();
-    let is_cell =
-        |word: &&str| *word == dialect.mark || (dialect.is_code)(word) || is_affinity(word);
-    let continues =
-        !words.is_empty() && row.len() + words.len() <= width && words.iter().all(is_cell);
+    let continues = row.len() + words.len() <= width && dialect.are_cells(&words);
     continues.then_some((line, words))
 }
 

@@ -37,7 +37,7 @@ fixtures! {
     SmiNvLink: "nvlink.txt";
     RocmSmi: "rocm-pairs.txt";
     XpuSmi: "xpu.txt";
-    NcclXml: "nccl-switch.xml", "nccl-direct.xml", "nccl-by-class.xml", "rccl.xml";
+    NcclXml: "nccl-switch.xml", "nccl-direct.xml", "nccl-by-class.xml", "nccl-c2c.xml", "rccl.xml";
     HwlocXml: "hwloc-1.xml", "hwloc-2.xml", "hwloc-3.xml";
 }
 

@@ -222,6 +222,20 @@ fn a_missing_card_row_is_a_warning_and_the_other_row_is_used() {
 }
 
 #[test]
+fn a_card_row_without_a_column_is_a_warning() {
+    let text = fixture("matrix-12-missing-nic-row.txt").replace("NIC1\tSYS", "NIC7\tSYS");
+    let warnings = import(text.as_bytes()).unwrap().report.warnings;
+    assert_eq!(
+        warnings,
+        [
+            "row NIC7 has no column in the header",
+            "row NIC0 is missing",
+            "row NIC1 is missing"
+        ]
+    );
+}
+
+#[test]
 fn a_second_table_is_not_mixed_in() {
     let two = format!(
         "{}\n{}",
@@ -499,6 +513,21 @@ fn nccl_direct_links_and_unknown_speeds() {
         "\"4\"",
         "\"3\"",
         "GPU0 to GPU1 is \"3 links\" but GPU1 to GPU0 is \"4 links\"",
+    );
+}
+
+#[test]
+fn chips_on_one_module_are_joined_to_their_processor() {
+    let topology = read("nccl-c2c.xml").topology;
+    let link = edge(&topology, "GPU0", "NUMA0");
+    assert_eq!(link.class.value, LinkClass::NvLinkC2c);
+    let rate = link.nominal.map(|known| known.value);
+    assert_eq!(rate, Some(Bandwidth::from_gb_per_s(400.0)));
+    check_damage(
+        "nccl-c2c.xml",
+        " count=\"10\"",
+        "",
+        "line 6: attribute count of <c2c> is missing",
     );
 }
 

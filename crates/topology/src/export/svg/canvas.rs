@@ -4,7 +4,10 @@ use std::fmt::Write as _;
 
 use quick_xml::escape::escape;
 
-use super::layout::{PILL_HEIGHT, text_width};
+use super::{
+    INK,
+    layout::{PILL_HEIGHT, text_width},
+};
 
 /// Elements written so far.
 #[derive(Default)]
@@ -46,11 +49,47 @@ impl Stroke {
     }
 }
 
-/// Which part of a text stands at its point.
+/// How a text looks, and which part of it stands at its point.
 #[derive(Clone, Copy)]
-pub(super) enum Anchor {
-    Start,
-    Middle,
+pub(super) struct Type {
+    pub(super) anchor: &'static str,
+    pub(super) size: u32,
+    pub(super) ink: &'static str,
+}
+
+impl Type {
+    /// Text that starts at its point.
+    pub(super) const fn from(size: u32, ink: &'static str) -> Self {
+        Self {
+            anchor: "start",
+            size,
+            ink,
+        }
+    }
+
+    /// Text around its point.
+    pub(super) const fn around(size: u32, ink: &'static str) -> Self {
+        Self {
+            anchor: "middle",
+            size,
+            ink,
+        }
+    }
+}
+
+/// A rectangle.
+#[derive(Clone, Copy)]
+pub(super) struct Area {
+    pub(super) x: f64,
+    pub(super) y: f64,
+    pub(super) width: f64,
+    pub(super) height: f64,
+}
+
+impl Area {
+    pub(super) fn middle(&self) -> f64 {
+        self.x + self.width / 2.0
+    }
 }
 
 // Writing to a string does not fail, so the results below are dropped.
@@ -73,15 +112,13 @@ impl Canvas {
     }
 
     /// A rounded box.
-    pub(super) fn panel(
-        &mut self,
-        x: f64,
-        y: f64,
-        width: f64,
-        height: f64,
-        fill: &str,
-        border: &str,
-    ) {
+    pub(super) fn panel(&mut self, area: Area, fill: &str, border: &str) {
+        let Area {
+            x,
+            y,
+            width,
+            height,
+        } = area;
         let _ = writeln!(
             self.body,
             "<rect x=\"{x:.1}\" y=\"{y:.1}\" width=\"{width:.1}\" height=\"{height:.1}\" rx=\"8\" fill=\"{fill}\" stroke=\"{border}\" stroke-width=\"1.5\"/>"
@@ -97,22 +134,21 @@ impl Canvas {
             x - width / 2.0,
             y - height / 2.0
         );
-        self.text(x, y + 4.0, Anchor::Middle, 11, "#0f172a", word);
+        self.text(x, y + 4.0, Type::around(11, INK), word);
     }
 
-    pub(super) fn text(
-        &mut self,
-        x: f64,
-        y: f64,
-        anchor: Anchor,
-        size: u32,
-        ink: &str,
-        text: &str,
-    ) {
-        let anchor = match anchor {
-            Anchor::Start => "start",
-            Anchor::Middle => "middle",
-        };
+    pub(super) fn text(&mut self, x: f64, y: f64, face: Type, text: &str) {
+        self.text_at(&format!("x=\"{x:.1}\" y=\"{y:.1}\""), face, text);
+    }
+
+    /// Text that reads downwards.
+    pub(super) fn vertical_text(&mut self, x: f64, y: f64, face: Type, text: &str) {
+        let place = format!("transform=\"translate({x:.1} {y:.1}) rotate(90)\"");
+        self.text_at(&place, face, text);
+    }
+
+    fn text_at(&mut self, place: &str, face: Type, text: &str) {
+        let Type { anchor, size, ink } = face;
         let weight = if size >= 14 {
             " font-weight=\"600\""
         } else {
@@ -120,16 +156,7 @@ impl Canvas {
         };
         let _ = writeln!(
             self.body,
-            "<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"{anchor}\" font-size=\"{size}\" fill=\"{ink}\"{weight}>{}</text>",
-            printable(text)
-        );
-    }
-
-    /// Text that reads downwards.
-    pub(super) fn vertical_text(&mut self, x: f64, y: f64, size: u32, ink: &str, text: &str) {
-        let _ = writeln!(
-            self.body,
-            "<text transform=\"translate({x:.1} {y:.1}) rotate(90)\" text-anchor=\"middle\" font-size=\"{size}\" fill=\"{ink}\">{}</text>",
+            "<text {place} text-anchor=\"{anchor}\" font-size=\"{size}\" fill=\"{ink}\"{weight}>{}</text>",
             printable(text)
         );
     }

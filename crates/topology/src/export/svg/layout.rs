@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use warpweft_core_types::{Bandwidth, LinkClass, PathClass};
 
-use super::figure;
+use super::{canvas::Area, figure};
 use crate::{
     DeviceKind, Edge, Known, Node, NodeId, NodeKind, Topology,
     export::tree::{self, Tree},
@@ -33,10 +33,8 @@ pub(super) struct Block {
     pub(super) arcs: Vec<Edge>,
     /// Junction levels that occur, nearest first.
     levels: Vec<PathClass>,
-    pub(super) x: f64,
-    pub(super) y: f64,
-    pub(super) width: f64,
-    pub(super) height: f64,
+    /// All of it.
+    pub(super) area: Area,
     /// Top of the row of devices.
     pub(super) row_y: f64,
     /// Bottom of the host bars.
@@ -75,9 +73,7 @@ pub(super) struct Bar {
     pub(super) members: Vec<NodeId>,
     pub(super) bandwidth: Known<Bandwidth>,
     pub(super) text: String,
-    pub(super) x: f64,
-    pub(super) y: f64,
-    pub(super) width: f64,
+    pub(super) area: Area,
 }
 
 impl Layout {
@@ -94,16 +90,16 @@ impl Layout {
         let mut blocks = Vec::new();
         for host in hosts {
             let block = Block::place(topology, host, &mut bars, y);
-            y += block.height + GAP;
+            y += block.area.height + GAP;
             blocks.push(block);
         }
         let widest = blocks
             .iter()
-            .map(|block| block.width)
+            .map(|block| block.area.width)
             .fold(MIN_WIDTH, f64::max);
         let mut x = MARGIN + widest + 50.0;
         for bar in &mut bars {
-            bar.x = x;
+            bar.area.x = x;
             x += 60.0;
         }
         let mut layout = Self {
@@ -187,10 +183,12 @@ impl Block {
             numas,
             bars: Vec::new(),
             arcs: Vec::new(),
-            x: MARGIN,
-            y,
-            width: right - MARGIN + inset,
-            height: 0.0,
+            area: Area {
+                x: MARGIN,
+                y,
+                width: right - MARGIN + inset,
+                height: 0.0,
+            },
             row_y: 0.0,
             floor_y: 0.0,
         };
@@ -211,7 +209,7 @@ impl Block {
     fn stack(&mut self, bars: Vec<Bar>, top: f64) {
         let mut y = top + 10.0;
         for mut bar in bars {
-            let xs = || bar.members.iter().filter_map(|member| self.spot(*member));
+            let xs = || self.spots_of(&bar.members);
             let left = xs()
                 .map(|spot| spot.x - spot.width / 2.0)
                 .fold(f64::INFINITY, f64::min);
@@ -220,9 +218,13 @@ impl Block {
                 .fold(0.0, f64::max);
             let wanted = text_width(&bar.text, 13) + 24.0;
             let middle = (left + right) / 2.0;
-            bar.width = (right - left).max(wanted);
-            bar.x = (middle - bar.width / 2.0).max(MARGIN);
-            bar.y = y;
+            let width = (right - left).max(wanted);
+            bar.area = Area {
+                x: (middle - width / 2.0).max(MARGIN),
+                y,
+                width,
+                height: BAR_HEIGHT,
+            };
             y += BAR_HEIGHT + 18.0;
             self.bars.push(bar);
         }
@@ -237,12 +239,23 @@ impl Block {
         let has_hosts = self.numas.iter().any(|numa| numa.number.is_some());
         let host = if has_hosts { HOST_HEIGHT + 30.0 } else { 12.0 };
         self.floor_y = self.row_y + BOX_HEIGHT + depth + host;
-        self.height = self.floor_y + 16.0 - self.y + if self.host.is_some() { 14.0 } else { 0.0 };
+        self.area.height =
+            self.floor_y + 16.0 - self.area.y + if self.host.is_some() { 14.0 } else { 0.0 };
     }
 
     pub(super) fn spot(&self, node: NodeId) -> Option<&Spot> {
         let mut spots = self.numas.iter().flat_map(|numa| &numa.spots);
         spots.find(|spot| spot.node == node)
+    }
+
+    /// The spots of those of `nodes` that are on this machine.
+    pub(super) fn spots_of(&self, nodes: &[NodeId]) -> impl Iterator<Item = &Spot> {
+        nodes.iter().filter_map(|node| self.spot(*node))
+    }
+
+    /// Top of the host bars.
+    pub(super) fn host_y(&self) -> f64 {
+        self.floor_y - HOST_HEIGHT
     }
 
     /// Where the arc of a direct link runs.
@@ -447,9 +460,12 @@ fn bar(class: LinkClass, members: Vec<NodeId>, bandwidth: Known<Bandwidth>, text
         members,
         bandwidth,
         text,
-        x: 0.0,
-        y: 0.0,
-        width: 0.0,
+        area: Area {
+            x: 0.0,
+            y: 0.0,
+            width: 0.0,
+            height: 0.0,
+        },
     }
 }
 
@@ -529,7 +545,7 @@ const MESHES: [LinkClass; 6] = [
 
 pub(super) const MARGIN: f64 = 24.0;
 pub(super) const BOX_HEIGHT: f64 = 58.0;
-pub(super) const BAR_HEIGHT: f64 = 32.0;
+const BAR_HEIGHT: f64 = 32.0;
 pub(super) const HOST_HEIGHT: f64 = 40.0;
 pub(super) const PILL_HEIGHT: f64 = 16.0;
 /// A cubic curve rises to three quarters of its control points.

@@ -55,16 +55,8 @@ impl FromStr for DeviceUuid {
 
     /// Reads 32 hexadecimal digits, hyphens and a leading `GPU-` allowed.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let wrong = || ParseIdError {
-            text: text.to_owned(),
-            expected: "UUID of 32 hexadecimal digits",
-        };
-        let digits: String = text
-            .trim()
-            .trim_start_matches("GPU-")
-            .chars()
-            .filter(|&c| c != '-')
-            .collect();
+        let wrong = || ParseIdError { text: text.to_owned(), expected: "UUID of 32 hexadecimal digits" };
+        let digits: String = text.trim().trim_start_matches("GPU-").chars().filter(|&c| c != '-').collect();
         if digits.len() != 32 || !digits.bytes().all(|b| b.is_ascii_hexdigit()) {
             return Err(wrong());
         }
@@ -88,11 +80,7 @@ pub struct PciAddress {
 
 impl fmt::Display for PciAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{:04x}:{:02x}:{:02x}.{:x}",
-            self.domain, self.bus, self.device, self.function
-        )
+        write!(f, "{:04x}:{:02x}:{:02x}.{:x}", self.domain, self.bus, self.device, self.function)
     }
 }
 
@@ -107,17 +95,10 @@ impl FromStr for PciAddress {
 
     /// Reads `[domain:]bus:device.function`, all hexadecimal; a missing domain is 0.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let wrong = || ParseIdError {
-            text: text.to_owned(),
-            expected: "PCI address like 0000:1b:00.0",
-        };
+        let wrong = || ParseIdError { text: text.to_owned(), expected: "PCI address like 0000:1b:00.0" };
         let hex = |digits: &str, below: u32| {
-            let value = u32::from_str_radix(digits, 16).map_err(|_| wrong())?;
-            if value < below {
-                Ok(value)
-            } else {
-                Err(wrong())
-            }
+            let value = hexadecimal(digits).ok_or_else(wrong)?;
+            if value < below { Ok(value) } else { Err(wrong()) }
         };
         let narrow = |value: u32| u8::try_from(value).map_err(|_| wrong());
         let (place, function) = text.trim().rsplit_once('.').ok_or_else(wrong)?;
@@ -129,15 +110,18 @@ impl FromStr for PciAddress {
             return Err(wrong());
         }
         Ok(Self {
-            domain: domain
-                .map(|digits| u32::from_str_radix(digits, 16).map_err(|_| wrong()))
-                .transpose()?
-                .unwrap_or(0),
+            domain: domain.map(|digits| hexadecimal(digits).ok_or_else(wrong)).transpose()?.unwrap_or(0),
             bus: narrow(hex(bus, 256)?)?,
             device: narrow(hex(device, 32)?)?,
             function: narrow(hex(function, 8)?)?,
         })
     }
+}
+
+/// Digits alone: `from_str_radix` would take a sign too.
+fn hexadecimal(digits: &str) -> Option<u32> {
+    let plain = digits.bytes().all(|byte| byte.is_ascii_hexdigit());
+    if plain { u32::from_str_radix(digits, 16).ok() } else { None }
 }
 
 /// Serializes a type by its `Display` and `FromStr`.
@@ -186,18 +170,57 @@ impl fmt::Debug for DeviceId {
     }
 }
 
-/// One submission to one queue of a device.
+/// Names one queue for as long as its device lives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+pub struct QueueId {
+    /// The queue's device.
+    pub device: DeviceId,
+    /// Position among the queues that were made on the device, from 0.
+    pub number: u32,
+}
+
+impl fmt::Display for QueueId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "queue {} of {}", self.number, self.device)
+    }
+}
+
+/// One submission to one queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub struct SubmissionId {
-    /// The queue's number on its device.
-    pub queue: u32,
+    /// The queue.
+    pub queue: QueueId,
     /// Position among the queue's submissions, from 0.
     pub index: u64,
 }
 
 impl fmt::Display for SubmissionId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "submission {} of queue {}", self.index, self.queue)
+        write!(f, "submission {} of {}", self.index, self.queue)
+    }
+}
+
+/// The piece of work that an error is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum WorkId {
+    /// A submission to a queue.
+    Submission(SubmissionId),
+    /// A workgroup of a resident kernel.
+    Resident {
+        /// The resident's device.
+        device: DeviceId,
+        /// The workgroup's position in its grid, counted along x, then y, then z.
+        workgroup: u32,
+    },
+}
+
+impl fmt::Display for WorkId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Submission(submission) => submission.fmt(f),
+            Self::Resident { device, workgroup } => write!(f, "workgroup {workgroup} resident on {device}"),
+        }
     }
 }
 
@@ -214,25 +237,16 @@ mod tests {
 
     #[test]
     fn uuid_of_another_length_is_refused() {
-        for text in [
-            "",
-            "GPU-",
-            "0123",
-            "0123456789abcdef0123456789abcdef00",
-            "+123456789abcdef0123456789abcdef",
-        ] {
+        for text in
+            ["", "GPU-", "0123", "0123456789abcdef0123456789abcdef00", "+123456789abcdef0123456789abcdef"]
+        {
             assert!(text.parse::<DeviceUuid>().is_err(), "{text}");
         }
     }
 
     #[test]
     fn pci_address_reads_every_common_spelling() {
-        let expected = PciAddress {
-            domain: 0,
-            bus: 0x1b,
-            device: 0,
-            function: 0,
-        };
+        let expected = PciAddress { domain: 0, bus: 0x1b, device: 0, function: 0 };
         for text in ["1b:00.0", "0000:1B:00.0", "00000000:1B:00.0"] {
             assert_eq!(text.parse(), Ok(expected), "{text}");
         }
@@ -241,17 +255,7 @@ mod tests {
 
     #[test]
     fn damaged_pci_addresses_are_refused() {
-        for text in [
-            "",
-            "1b",
-            "1b:00",
-            "1b:20.0",
-            "1b:00.8",
-            "100:00.0",
-            "0:0:1b:00.0",
-            ":.",
-            "x:1b:00.0",
-        ] {
+        for text in ["", "1b", "1b:00", "1b:20.0", "1b:00.8", "100:00.0", "0:0:1b:00.0", ":.", "x:1b:00.0"] {
             assert!(text.parse::<PciAddress>().is_err(), "{text}");
         }
     }

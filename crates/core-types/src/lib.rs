@@ -1,10 +1,65 @@
-//! The words every warpweft crate shares.
-#![forbid(unsafe_code)]
+//! The words every warpweft crate shares, and the seam that every backend implements.
+//!
+//! A [`Backend`] opens [`Device`]s. A device allocates [`Buffer`]s, loads [`Module`]s of [`Kernel`]s, and
+//! makes [`Queue`]s and [`Semaphore`]s. A [`Submission`] is plain data: wait for these semaphore values,
+//! do these operations in order, raise those. Everything above the seam is written against these traits
+//! and names no vendor; everything below them implements one vendor.
+//!
+//! # Choices
+//!
+//! - The seam is object-safe, since devices of different backends meet in one program. Per-message and
+//!   per-element work never crosses it.
+//! - A small required core and whole optional families ([`Peers`], [`Links`], [`HostImport`],
+//!   [`Residents`]); [`Features`] are negotiated when a device is opened, so that nothing is found
+//!   missing in the middle of a run.
+//! - Operands are checked once, by the constructors of [`BufferView`], [`CopyRegion`], [`FillRegion`] and
+//!   [`Launch`]; backends do not look again.
+//! - Everything that can wait takes a [`Deadline`].
+//! - Errors say how to react by [`ErrorClass`].
+//!
+//! # What is not here
+//!
+//! No foreign code, no threads, and no clock but the one [`Deadline`] reads.
 
+mod access;
+mod buffer;
+mod deadline;
+mod device;
+mod error;
+mod host_function;
 mod id;
+mod kernel;
 mod link;
+mod queue;
+mod resident;
+mod semaphore;
+mod shared;
+mod sync;
+mod timeline;
 mod unit;
 
-pub use id::{DeviceId, DeviceUuid, ParseIdError, PciAddress, SubmissionId};
+pub use access::Access;
+pub use buffer::{Buffer, BufferDesc, BufferView, HostMapping, MemoryKind};
+pub use deadline::Deadline;
+pub use device::{
+    Backend, Device, DeviceInfo, DeviceKind, Features, HostImport, HostMemory, Limits, Links, MemoryUsage,
+    PeerAccess, Peers,
+};
+pub use error::{
+    AllocError, DriverError, ErrorClass, Failure, LaunchError, LoadError, OpenError, RangeError,
+    ResidentError, SignalError, SubmitError, WaitError,
+};
+pub use host_function::{
+    Element, HostFunction, InBounds, Progress, RawArgument, RawWorkgroup, SharedSlice, WORKGROUP_ABI,
+    Workgroup,
+};
+pub use id::{DeviceId, DeviceUuid, ParseIdError, PciAddress, QueueId, SubmissionId, WorkId};
+pub use kernel::{Arg, CodeFormat, ForeignCode, Kernel, KernelCode, KernelContract, Launch, Module, Param};
 pub use link::{LinkClass, LinkEnd, LinkFact, LinkTraffic, PathClass, Provenance};
+pub use queue::{
+    CopyRegion, FillRegion, Op, OwnedArg, OwnedLaunch, OwnedOp, OwnedSubmission, Queue, QueueDesc, Submission,
+};
+pub use resident::{Resident, ResidentBudget, ResidentDesc, ResidentState, Residents, SliceConfig};
+pub use semaphore::{Reached, Semaphore, SemaphorePoint, promise_all};
+pub use timeline::Timeline;
 pub use unit::{Bandwidth, Bytes};

@@ -5,9 +5,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 /// A number of bytes.
-#[derive(
-    Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
-)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Bytes(pub u64);
 
@@ -94,10 +92,7 @@ mod tests {
 
     #[test]
     fn a_gigabyte_at_one_gigabyte_a_second_takes_a_second() {
-        assert_eq!(
-            Bandwidth::from_gb_per_s(1.0).transfer_ns(Bytes(1_000_000_000)),
-            1e9
-        );
+        assert_eq!(Bandwidth::from_gb_per_s(1.0).transfer_ns(Bytes(1_000_000_000)), 1e9);
         assert!(Bandwidth::default().transfer_ns(Bytes(1)).is_infinite());
     }
 }

@@ -1,11 +1,7 @@
 //! Imports a topology file and prints what it says as JSON.
 //!
 //! `import topo --import FILE --json`: exit status 2 and a message on standard error if the file is refused.
-#![expect(
-    clippy::print_stdout,
-    clippy::print_stderr,
-    reason = "a program speaks to its user"
-)]
+#![expect(clippy::print_stdout, clippy::print_stderr, reason = "a program speaks to its user")]
 
 use std::{env, error::Error, fs::File, process::ExitCode};
 
@@ -21,10 +17,7 @@ fn main() -> ExitCode {
     }
     match read(file) {
         Ok(report) => {
-            println!(
-                "{}",
-                serde_json::to_string(&report).expect("numbers are finite and keys are text")
-            );
+            println!("{}", serde_json::to_string(&report).expect("numbers are finite and keys are text"));
             ExitCode::SUCCESS
         }
         Err(error) => {

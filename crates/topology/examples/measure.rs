@@ -15,10 +15,7 @@ use warpweft_topology::{
 fn main() -> Result<(), Box<dyn Error>> {
     let cluster = cluster(128, 8)?;
     let devices: Vec<NodeId> = cluster.devices().map(|device| device.id).collect();
-    let degree = devices
-        .iter()
-        .map(|device| cluster.edges_from(*device).len())
-        .max();
+    let degree = devices.iter().map(|device| cluster.edges_from(*device).len()).max();
     println!(
         "cluster: {} nodes, {} edges, device degree {}",
         cluster.nodes().len(),
@@ -37,26 +34,14 @@ fn main() -> Result<(), Box<dyn Error>> {
             black_box(cluster.best_path(from, to, bytes).is_ok());
         }
     };
-    time(
-        "best_path, 64 KiB, 1,024 devices",
-        2_000,
-        path(Bytes::kib(64)),
-    );
-    time(
-        "best_path, 1 GiB, 1,024 devices",
-        2_000,
-        path(Bytes::gib(1)),
-    );
+    time("best_path, 64 KiB, 1,024 devices", 2_000, path(Bytes::kib(64)));
+    time("best_path, 1 GiB, 1,024 devices", 2_000, path(Bytes::gib(1)));
     time("best_paths, 4 of them", 100, |round| {
         let (from, to) = pair(round);
         black_box(cluster.best_paths(from, to, Bytes::mib(1), 4).is_ok());
     });
     time("nearest_devices", 200, |round| {
-        black_box(
-            cluster
-                .nearest_devices(devices[round % devices.len()], Bytes::mib(1))
-                .is_ok(),
-        );
+        black_box(cluster.nearest_devices(devices[round % devices.len()], Bytes::mib(1)).is_ok());
     });
     time("ring of 16 devices, exact", 20, |_| {
         black_box(cluster.ring(&devices[..16]).is_ok());
@@ -106,30 +91,19 @@ fn cluster(machines: usize, gpus: usize) -> Result<Topology, BuildError> {
             memory.name = format!("{host}/NUMA{numa_node}");
             memories.push(builder.node(memory)?);
         }
-        builder.link_both(
-            memories[0],
-            memories[1],
-            file(LinkClass::HostMemory).bandwidth(rate(60.0)),
-        )?;
+        builder.link_both(memories[0], memories[1], file(LinkClass::HostMemory).bandwidth(rate(60.0)))?;
         for gpu in 0..gpus {
             let numa_node = u32::from(gpu >= gpus / 2);
             let place = |desc: NodeDesc| desc.on(&host).near(numa_node);
-            let device = builder.node(place(NodeDesc::device(
-                format!("{host}/GPU{gpu}"),
-                DeviceKind::Gpu,
-            )))?;
-            let nic = builder.node(place(NodeDesc::new(
-                format!("{host}/NIC{gpu}"),
-                NodeKind::Nic,
-            )))?;
+            let device =
+                builder.node(place(NodeDesc::device(format!("{host}/GPU{gpu}"), DeviceKind::Gpu)))?;
+            let nic = builder.node(place(NodeDesc::new(format!("{host}/NIC{gpu}"), NodeKind::Nic)))?;
             let pcie = file(LinkClass::Pcie).bandwidth(rate(63.0));
             builder.link_both(device, memories[usize::from(gpu >= gpus / 2)], pcie)?;
             builder.link_both(nic, leaf, file(LinkClass::Network).bandwidth(rate(50.0)))?;
             builder.link_both(device, nic, pcie.path(PathClass::Pix))?;
             for &(other, other_nic) in &here {
-                let fabric = file(LinkClass::NvSwitch)
-                    .link_count(18)
-                    .bandwidth(rate(450.0));
+                let fabric = file(LinkClass::NvSwitch).link_count(18).bandwidth(rate(450.0));
                 builder.link_both(device, other, fabric)?;
                 builder.link_both(device, other_nic, pcie.path(PathClass::Node))?;
                 builder.link_both(other, nic, pcie.path(PathClass::Node))?;
@@ -151,10 +125,5 @@ fn time(name: &str, rounds: usize, mut work: impl FnMut(usize)) {
         .collect();
     micros.sort_by(f64::total_cmp);
     let at = |part: usize| micros[(micros.len() - 1) * part / 100];
-    println!(
-        "{name:<60} median {:>10.1}  p99 {:>10.1}  max {:>10.1} us",
-        at(50),
-        at(99),
-        at(100)
-    );
+    println!("{name:<60} median {:>10.1}  p99 {:>10.1}  max {:>10.1} us", at(50), at(99), at(100));
 }

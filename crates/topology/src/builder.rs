@@ -152,11 +152,9 @@ impl TopologyBuilder {
 
     fn end(&mut self, end: LinkEnd) -> Result<NodeId, BuildError> {
         match end {
-            LinkEnd::Device(uuid) => self
-                .devices
-                .get(&uuid)
-                .copied()
-                .ok_or(BuildError::UnknownDevice { uuid }),
+            LinkEnd::Device(uuid) => {
+                self.devices.get(&uuid).copied().ok_or(BuildError::UnknownDevice { uuid })
+            }
             LinkEnd::Host { numa_node } => self.host(numa_node),
         }
     }
@@ -229,10 +227,7 @@ impl TopologyBuilder {
     }
 
     fn name_of(&self, node: NodeId) -> Result<&str, EdgeError> {
-        self.nodes
-            .get(node.index())
-            .map(|found| found.name.as_str())
-            .ok_or(EdgeError::UnknownNode { node })
+        self.nodes.get(node.index()).map(|found| found.name.as_str()).ok_or(EdgeError::UnknownNode { node })
     }
 }
 
@@ -277,14 +272,8 @@ mod tests {
 
     #[test]
     fn a_fact_about_a_stranger_is_refused() {
-        let facts = [fact(
-            LinkEnd::Device(uuid(1)),
-            LinkEnd::Host { numa_node: 0 },
-        )];
-        assert_eq!(
-            Topology::from_facts(vec![], &facts),
-            Err(BuildError::UnknownDevice { uuid: uuid(1) })
-        );
+        let facts = [fact(LinkEnd::Device(uuid(1)), LinkEnd::Host { numa_node: 0 })];
+        assert_eq!(Topology::from_facts(vec![], &facts), Err(BuildError::UnknownDevice { uuid: uuid(1) }));
     }
 
     #[test]
@@ -298,20 +287,13 @@ mod tests {
     #[test]
     fn a_probe_neither_makes_an_edge_nor_lifts_a_veto() {
         let facts = [fact(LinkEnd::Device(uuid(1)), LinkEnd::Device(uuid(2)))];
-        let mut topology =
-            Topology::from_facts(vec![gpu("GPU0", 1), gpu("GPU1", 2)], &facts).unwrap();
-        let (a, b) = (
-            topology.device(uuid(1)).unwrap(),
-            topology.device(uuid(2)).unwrap(),
-        );
+        let mut topology = Topology::from_facts(vec![gpu("GPU0", 1), gpu("GPU1", 2)], &facts).unwrap();
+        let (a, b) = (topology.device(uuid(1)).unwrap(), topology.device(uuid(2)).unwrap());
         let fast = crate::Measurement {
             bandwidth: Some(warpweft_core_types::Bandwidth::from_gb_per_s(50.0)),
             latency: None,
         };
-        assert!(matches!(
-            topology.measure(b, a, &fast),
-            Err(EdgeError::NoEdge { .. })
-        ));
+        assert!(matches!(topology.measure(b, a, &fast), Err(EdgeError::NoEdge { .. })));
         topology.veto(a, b, "writes vanish").unwrap();
         topology.measure(a, b, &fast).unwrap();
         topology.veto(a, b, "again").unwrap();

@@ -26,11 +26,7 @@ impl Cost {
             from: edge.from,
             to: edge.to,
             latency_ns: u64::try_from(latency).unwrap_or(u64::MAX),
-            gb_per_s: if edge.is_usable() {
-                edge.bandwidth().value.gb_per_s
-            } else {
-                0.0
-            },
+            gb_per_s: if edge.is_usable() { edge.bandwidth().value.gb_per_s } else { 0.0 },
         }
     }
 

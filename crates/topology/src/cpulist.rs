@@ -32,10 +32,8 @@ impl CpuList {
     ///
     /// [`ParseCpuListError`] if a word is not hexadecimal or longer than 32 bits, or there are more than 2,048 words.
     pub fn from_mask(text: &str) -> Result<Self, ParseCpuListError> {
-        let wrong = || ParseCpuListError {
-            text: text.to_owned(),
-            expected: "mask of 32-bit hexadecimal words",
-        };
+        let wrong =
+            || ParseCpuListError { text: text.to_owned(), expected: "mask of 32-bit hexadecimal words" };
         let words: Vec<&str> = text.trim().split(',').collect();
         if words.len() > MASK_WORDS {
             return Err(wrong());
@@ -53,10 +51,7 @@ impl CpuList {
 
     /// How many numbers are in the set.
     pub fn count(&self) -> u64 {
-        self.runs
-            .iter()
-            .map(|&(first, last)| u64::from(last - first) + 1)
-            .sum()
+        self.runs.iter().map(|&(first, last)| u64::from(last - first) + 1).sum()
     }
 
     /// Whether no number is in the set.
@@ -66,9 +61,7 @@ impl CpuList {
 
     /// Whether `number` is in the set.
     pub fn contains(&self, number: u32) -> bool {
-        self.runs
-            .iter()
-            .any(|&(first, last)| (first..=last).contains(&number))
+        self.runs.iter().any(|&(first, last)| (first..=last).contains(&number))
     }
 
     /// The numbers, ascending.
@@ -128,16 +121,10 @@ impl FromStr for CpuList {
 
     /// Reads the kernel's list format; runs may come in any order and overlap.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let wrong = || ParseCpuListError {
-            text: text.to_owned(),
-            expected: "list of numbers and ranges",
-        };
+        let wrong = || ParseCpuListError { text: text.to_owned(), expected: "list of numbers and ranges" };
         let number = |digits: &str| {
             let plain = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
-            plain
-                .then(|| digits.parse::<u32>().ok())
-                .flatten()
-                .ok_or_else(wrong)
+            plain.then(|| digits.parse::<u32>().ok()).flatten().ok_or_else(wrong)
         };
         let mut runs = Vec::new();
         for part in text.trim().split(',').filter(|_| !text.trim().is_empty()) {

@@ -59,22 +59,13 @@ impl TopologyDiff {
     /// What has to change in `before` to get `after`.
     pub fn between(before: &Topology, after: &Topology) -> Self {
         let names = Names::new(before, after);
-        let old_nodes: Properties = before
-            .nodes()
-            .iter()
-            .map(|node| (names.of(node).to_owned(), node_properties(node)))
-            .collect();
-        let new_nodes: Properties = after
-            .nodes()
-            .iter()
-            .map(|node| (node.name.clone(), node_properties(node)))
-            .collect();
+        let old_nodes: Properties =
+            before.nodes().iter().map(|node| (names.of(node).to_owned(), node_properties(node))).collect();
+        let new_nodes: Properties =
+            after.nodes().iter().map(|node| (node.name.clone(), node_properties(node))).collect();
         let old_edges = edges(before, |node| names.of(node));
         let new_edges = edges(after, |node| &node.name);
-        Self {
-            nodes: changes(&old_nodes, &new_nodes),
-            edges: changes(&old_edges, &new_edges),
-        }
+        Self { nodes: changes(&old_nodes, &new_nodes), edges: changes(&old_edges, &new_edges) }
     }
 
     /// Whether nothing changed.
@@ -114,15 +105,8 @@ impl fmt::Display for Change {
 
 impl fmt::Display for FieldChange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let or_unknown =
-            |value: &Option<String>| value.clone().unwrap_or_else(|| "unknown".to_owned());
-        write!(
-            f,
-            "{} {} -> {}",
-            self.field,
-            or_unknown(&self.before),
-            or_unknown(&self.after)
-        )
+        let or_unknown = |value: &Option<String>| value.clone().unwrap_or_else(|| "unknown".to_owned());
+        write!(f, "{} {} -> {}", self.field, or_unknown(&self.before), or_unknown(&self.after))
     }
 }
 
@@ -142,10 +126,7 @@ impl<'t> Names<'t> {
     }
 
     fn of<'n>(&'n self, node: &'n Node) -> &'n str {
-        self.0
-            .get(node.name.as_str())
-            .copied()
-            .unwrap_or(&node.name)
+        self.0.get(node.name.as_str()).copied().unwrap_or(&node.name)
     }
 }
 
@@ -159,18 +140,9 @@ fn node_properties(node: &Node) -> Vec<(&'static str, Option<String>)> {
         ("model", node.model.clone()),
         ("host", place.host.clone()),
         ("pci", text(place.pci.as_ref().map(|pci| pci as _))),
-        (
-            "numa node",
-            text(place.numa_node.as_ref().map(|numa| numa as _)),
-        ),
+        ("numa node", text(place.numa_node.as_ref().map(|numa| numa as _))),
         ("cpus", text(place.cpus.as_ref().map(|cpus| cpus as _))),
-        (
-            "pcie",
-            place
-                .pcie
-                .and_then(|link| link.bandwidth())
-                .map(|rate| rate.to_string()),
-        ),
+        ("pcie", place.pcie.and_then(|link| link.bandwidth()).map(|rate| rate.to_string())),
     ]
 }
 
@@ -187,16 +159,10 @@ fn edge_properties(edge: &Edge) -> Vec<(&'static str, Option<String>)> {
     vec![
         ("medium", Some(edge.class.value.to_string())),
         ("path", edge.path.map(|path| path.value.to_string())),
-        (
-            "link count",
-            edge.link_count.map(|count| count.value.to_string()),
-        ),
+        ("link count", edge.link_count.map(|count| count.value.to_string())),
         ("rated", edge.nominal.map(|rate| rate.value.to_string())),
         ("measured", edge.measured.map(|rate| rate.to_string())),
-        (
-            "latency",
-            edge.latency.map(|latency| format!("{:?}", latency.value)),
-        ),
+        ("latency", edge.latency.map(|latency| format!("{:?}", latency.value))),
         ("veto", edge.veto.clone()),
     ]
 }
@@ -265,15 +231,12 @@ mod tests {
             .enumerate()
             .map(|(index, name)| {
                 let byte = u8::try_from(index).unwrap();
-                let desc = NodeDesc::device(*name, DeviceKind::Gpu)
-                    .uuid(DeviceUuid::from_bytes([byte; 16]));
+                let desc = NodeDesc::device(*name, DeviceKind::Gpu).uuid(DeviceUuid::from_bytes([byte; 16]));
                 builder.node(desc).unwrap()
             })
             .collect();
         let desc = LinkDesc::new(LinkClass::NvLink, Provenance::Driver);
-        builder
-            .link_both(ids[0], ids[1], desc.link_count(links))
-            .unwrap();
+        builder.link_both(ids[0], ids[1], desc.link_count(links)).unwrap();
         builder.link(ids[1], ids[2], desc).unwrap();
         builder.build()
     }
@@ -293,11 +256,7 @@ mod tests {
 
     #[test]
     fn a_lost_link_is_one_line() {
-        check(
-            &machine(["a", "b", "c"], 18),
-            &machine(["a", "b", "c"], 17),
-            "~ a <-> b: link count 18 -> 17",
-        );
+        check(&machine(["a", "b", "c"], 18), &machine(["a", "b", "c"], 17), "~ a <-> b: link count 18 -> 17");
     }
 
     #[test]

@@ -12,8 +12,8 @@ use serde::Serialize;
 use warpweft_core_types::{Bandwidth, LinkClass, PathClass, PciAddress, Provenance};
 
 use crate::{
-    BuildError, CpuList, DeviceKind, LinkDesc, NodeDesc, NodeId, NodeKind, PcieLink, PcieRate,
-    Topology, TopologyBuilder,
+    BuildError, CpuList, DeviceKind, LinkDesc, NodeDesc, NodeId, NodeKind, PcieLink, PcieRate, Topology,
+    TopologyBuilder,
 };
 
 /// What sysfs says about a machine.
@@ -50,19 +50,12 @@ pub fn discover(root: &Path) -> Discovery {
         notes.push("no NUMA nodes are listed".to_owned());
     }
     let functions = functions(root, &mut notes);
-    let machine = Machine {
-        numa_nodes,
-        functions,
-    };
+    let machine = Machine { numa_nodes, functions };
     let topology = machine.topology(&mut notes).unwrap_or_else(|error| {
         notes.push(format!("the parts do not make a topology: {error}"));
         Topology::builder().build()
     });
-    Discovery {
-        topology,
-        numa_nodes: machine.numa_nodes,
-        notes,
-    }
+    Discovery { topology, numa_nodes: machine.numa_nodes, notes }
 }
 
 struct Machine {
@@ -96,10 +89,7 @@ impl Machine {
         let mut builder = Topology::builder();
         for node in &self.numa_nodes {
             let host = builder.host(node.number)?;
-            builder.set_cpus(
-                host,
-                Some(node.cpus.clone()).filter(|cpus| !cpus.is_empty()),
-            );
+            builder.set_cpus(host, Some(node.cpus.clone()).filter(|cpus| !cpus.is_empty()));
         }
         let mut ids: Vec<NodeId> = Vec::new();
         for (function, name) in self.functions.iter().zip(names(&self.functions)) {
@@ -167,10 +157,7 @@ impl Machine {
             }
         };
         let host = builder.host(numa_node)?;
-        let desc = LinkDesc {
-            bandwidth: slowest(function, 0),
-            ..LinkDesc::new(LinkClass::Pcie, provenance)
-        };
+        let desc = LinkDesc { bandwidth: slowest(function, 0), ..LinkDesc::new(LinkClass::Pcie, provenance) };
         builder.link_both(id, host, desc)
     }
 }
@@ -181,9 +168,7 @@ impl Function {
             Role::Device(kind) => NodeKind::Device { uuid: None, kind },
             Role::Nic => NodeKind::Nic,
         };
-        let mut desc = NodeDesc::new(name, kind)
-            .at(self.address)
-            .model(&self.model);
+        let mut desc = NodeDesc::new(name, kind).at(self.address).model(&self.model);
         desc.place.pcie = Some(self.link).filter(|link| *link != PcieLink::default());
         desc.place.numa_node = self.numa_node;
         desc.place.cpus.clone_from(&self.cpus);
@@ -195,9 +180,7 @@ impl Function {
 fn names(functions: &[Function]) -> impl Iterator<Item = String> {
     functions.iter().enumerate().map(|(index, function)| {
         let before = functions[..index].iter();
-        let number = before
-            .filter(|other| word(other.role) == word(function.role))
-            .count();
+        let number = before.filter(|other| word(other.role) == word(function.role)).count();
         format!("{}{number}", word(function.role))
     })
 }
@@ -224,14 +207,10 @@ fn numa_nodes(root: &Path) -> Vec<NumaNode> {
         .iter()
         .map(|(number, path)| {
             let distances = text(path, "distance").unwrap_or_default();
-            let distances = distances
-                .split_whitespace()
-                .filter_map(|word| word.parse().ok());
+            let distances = distances.split_whitespace().filter_map(|word| word.parse().ok());
             NumaNode {
                 number: *number,
-                cpus: text(path, "cpulist")
-                    .and_then(|list| list.parse().ok())
-                    .unwrap_or_default(),
+                cpus: text(path, "cpulist").and_then(|list| list.parse().ok()).unwrap_or_default(),
                 distances: iter::zip(numbers.iter().copied(), distances).collect(),
             }
         })
@@ -243,9 +222,7 @@ fn functions(root: &Path, notes: &mut Vec<String>) -> Vec<Function> {
     if !folder.is_dir() {
         notes.push("no PCI devices are listed".to_owned());
     }
-    let mut functions: Vec<Function> = entries(&folder)
-        .filter_map(|path| function(&path, notes))
-        .collect();
+    let mut functions: Vec<Function> = entries(&folder).filter_map(|path| function(&path, notes)).collect();
     functions.sort_by_key(|function| function.address);
     functions
 }
@@ -259,9 +236,7 @@ fn function(path: &Path, notes: &mut Vec<String>) -> Option<Function> {
         return None;
     }
     if class >> 8 == 0x0300 && DISPLAY_VENDORS.contains(&vendor) {
-        notes.push(format!(
-            "{address} is a display of the board and no accelerator"
-        ));
+        notes.push(format!("{address} is a display of the board and no accelerator"));
         return None;
     }
     let (root, bridges) = place(path, address);
@@ -336,11 +311,7 @@ fn place(path: &Path, address: PciAddress) -> (Option<String>, Vec<(PciAddress, 
 fn is_host_bridge(name: &str) -> bool {
     name.strip_prefix("pci")
         .and_then(|rest| rest.split_once(':'))
-        .is_some_and(|(domain, bus)| {
-            [domain, bus]
-                .iter()
-                .all(|part| u32::from_str_radix(part, 16).is_ok())
-        })
+        .is_some_and(|(domain, bus)| [domain, bus].iter().all(|part| u32::from_str_radix(part, 16).is_ok()))
 }
 
 fn link(path: &Path) -> PcieLink {
@@ -373,11 +344,7 @@ fn slowest(function: &Function, depth: usize) -> Option<Bandwidth> {
     let links = above.iter().map(|(_, link)| link).chain([&function.link]);
     links.map(PcieLink::bandwidth).reduce(|slowest, next| {
         let (slowest, next) = (slowest?, next?);
-        Some(if next.gb_per_s < slowest.gb_per_s {
-            next
-        } else {
-            slowest
-        })
+        Some(if next.gb_per_s < slowest.gb_per_s { next } else { slowest })
     })?
 }
 
@@ -399,6 +366,4 @@ fn hex(folder: &Path, file: &str) -> Option<u32> {
 const AMD: u32 = 0x1002;
 
 /// Makers of displays for servers' management and for virtual machines: ASPEED, Matrox, Cirrus, Bochs, QXL, VMware, virtio, Hyper-V.
-const DISPLAY_VENDORS: [u32; 8] = [
-    0x1a03, 0x102b, 0x1013, 0x1234, 0x1b36, 0x15ad, 0x1af4, 0x1414,
-];
+const DISPLAY_VENDORS: [u32; 8] = [0x1a03, 0x102b, 0x1013, 0x1234, 0x1b36, 0x15ad, 0x1af4, 0x1414];

@@ -43,14 +43,7 @@ pub struct LinkDesc {
 impl LinkDesc {
     /// A report of the medium alone.
     pub const fn new(class: LinkClass, provenance: Provenance) -> Self {
-        Self {
-            class,
-            path: None,
-            link_count: None,
-            bandwidth: None,
-            latency: None,
-            provenance,
-        }
+        Self { class, path: None, link_count: None, bandwidth: None, latency: None, provenance }
     }
 
     /// Adds the way through the PCI tree.
@@ -258,12 +251,10 @@ impl Edge {
 
     /// Forgets figures that rest on evidence no stronger than `provenance`.
     fn drop_figures_up_to(&mut self, provenance: Provenance) {
-        self.link_count
-            .take_if(|known| known.provenance >= provenance);
+        self.link_count.take_if(|known| known.provenance >= provenance);
         self.nominal.take_if(|known| known.provenance >= provenance);
         self.latency.take_if(|known| known.provenance >= provenance);
-        self.measured
-            .take_if(|_| provenance == Provenance::Measured);
+        self.measured.take_if(|_| provenance == Provenance::Measured);
     }
 }
 
@@ -275,10 +266,7 @@ fn claim(class: Known<LinkClass>) -> (bool, Provenance, LinkClass) {
 
 fn replace<T>(slot: &mut Option<Known<T>>, value: Option<T>, provenance: Provenance) {
     let Some(value) = value else { return };
-    if slot
-        .as_ref()
-        .is_none_or(|known| provenance <= known.provenance)
-    {
+    if slot.as_ref().is_none_or(|known| provenance <= known.provenance) {
         *slot = Some(Known::new(value, provenance));
     }
 }
@@ -297,9 +285,7 @@ fn check_figures<const N: usize>(
         }
     }
     match latency {
-        Some(latency) if u64::try_from(latency.as_nanos()).is_err() => {
-            Err(EdgeError::BadLatency { latency })
-        }
+        Some(latency) if u64::try_from(latency.as_nanos()).is_err() => Err(EdgeError::BadLatency { latency }),
         _ => Ok(()),
     }
 }
@@ -316,14 +302,7 @@ mod tests {
 
     /// Merges the reports in every order and expects one outcome.
     fn check(reports: [LinkDesc; 3], expected: impl Fn(&Edge) -> bool) {
-        for order in [
-            [0, 1, 2],
-            [0, 2, 1],
-            [1, 0, 2],
-            [1, 2, 0],
-            [2, 0, 1],
-            [2, 1, 0],
-        ] {
+        for order in [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]] {
             let mut edge = Edge::new(NodeId(0), NodeId(1), &reports[order[0]]);
             edge.merge(&reports[order[1]]);
             edge.merge(&reports[order[2]]);
@@ -333,9 +312,7 @@ mod tests {
 
     #[test]
     fn stronger_evidence_wins_field_by_field() {
-        let sysfs = desc(LinkClass::Pcie, Provenance::Sysfs)
-            .path(PathClass::Pix)
-            .bandwidth(RATE(31.5));
+        let sysfs = desc(LinkClass::Pcie, Provenance::Sysfs).path(PathClass::Pix).bandwidth(RATE(31.5));
         let driver = desc(LinkClass::NvLink, Provenance::Driver).link_count(18);
         let probe = desc(LinkClass::Unknown, Provenance::Measured).bandwidth(RATE(400.0));
         check([sysfs, driver, probe], |edge| {
@@ -364,10 +341,7 @@ mod tests {
         let first = desc(LinkClass::Pcie, Provenance::Measured).bandwidth(RATE(10.0));
         let mut edge = Edge::new(NodeId(0), NodeId(1), &first);
         edge.merge(&first.bandwidth(RATE(12.0)));
-        assert_eq!(
-            edge.bandwidth(),
-            Known::new(RATE(12.0), Provenance::Measured)
-        );
+        assert_eq!(edge.bandwidth(), Known::new(RATE(12.0), Provenance::Measured));
     }
 
     #[test]

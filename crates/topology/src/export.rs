@@ -14,9 +14,7 @@ impl Topology {
     /// Devices and network cards: what a matrix has a row for.
     pub(crate) fn endpoints(&self) -> Vec<&Node> {
         let is_nic = |node: &&Node| matches!(node.kind, NodeKind::Nic);
-        self.devices()
-            .chain(self.nodes().iter().filter(is_nic))
-            .collect()
+        self.devices().chain(self.nodes().iter().filter(is_nic)).collect()
     }
 
     /// The edge between two nodes in whichever direction there is one.
@@ -26,9 +24,7 @@ impl Topology {
 
     /// Each pair of nodes that edges join, once, with one of its edges.
     pub(crate) fn joined_pairs(&self) -> impl Iterator<Item = &Edge> {
-        self.edges()
-            .iter()
-            .filter(|edge| edge.from < edge.to || self.edge(edge.to, edge.from).is_none())
+        self.edges().iter().filter(|edge| edge.from < edge.to || self.edge(edge.to, edge.from).is_none())
     }
 }
 

@@ -26,11 +26,7 @@ impl Topology {
             .into_iter()
             .filter_map(|members| {
                 let edge = self.edge(members[0], members[1])?;
-                Some(Fabric {
-                    class: edge.class.value,
-                    port_bandwidth: edge.bandwidth(),
-                    members,
-                })
+                Some(Fabric { class: edge.class.value, port_bandwidth: edge.bandwidth(), members })
             })
             .collect()
     }
@@ -62,9 +58,7 @@ impl Topology {
 
 fn is_complete(peers: &BTreeMap<NodeId, BTreeSet<NodeId>>, group: &BTreeSet<NodeId>) -> bool {
     group.iter().all(|member| {
-        peers
-            .get(member)
-            .is_some_and(|others| others.len() + 1 == group.len() && others.is_subset(group))
+        peers.get(member).is_some_and(|others| others.len() + 1 == group.len() && others.is_subset(group))
     })
 }
 
@@ -76,9 +70,7 @@ mod tests {
     fn joined(pairs: &[(u32, u32)]) -> Topology {
         let mut builder = Topology::builder();
         for index in 0..5 {
-            builder
-                .node(NodeDesc::device(format!("GPU{index}"), DeviceKind::Gpu))
-                .unwrap();
+            builder.node(NodeDesc::device(format!("GPU{index}"), DeviceKind::Gpu)).unwrap();
         }
         for &(a, b) in pairs {
             let desc = LinkDesc::new(LinkClass::NvSwitch, Provenance::File).link_count(6);

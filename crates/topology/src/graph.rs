@@ -5,8 +5,7 @@ use std::ops::Range;
 use warpweft_core_types::{DeviceUuid, LinkEnd, LinkFact};
 
 use crate::{
-    BuildError, Edge, EdgeError, Measurement, Node, NodeDesc, NodeId, NodeKind, TopologyBuilder,
-    cost::Cost,
+    BuildError, Edge, EdgeError, Measurement, Node, NodeDesc, NodeId, NodeKind, TopologyBuilder, cost::Cost,
 };
 
 /// What is linked to what.
@@ -108,9 +107,7 @@ impl Topology {
 
     /// The edges that end at `node`, by `from`; none for an unknown node.
     pub fn edges_to(&self, node: NodeId) -> impl Iterator<Item = &Edge> {
-        self.incoming[range(&self.incoming_starts, node)]
-            .iter()
-            .map(|&index| &self.edges[index])
+        self.incoming[range(&self.incoming_starts, node)].iter().map(|&index| &self.edges[index])
     }
 
     /// Forbids an edge for good, saying why; the first reason given is kept.
@@ -118,12 +115,7 @@ impl Topology {
     /// # Errors
     ///
     /// [`EdgeError::NoEdge`] or [`EdgeError::UnknownNode`] if there is nothing to forbid.
-    pub fn veto(
-        &mut self,
-        from: NodeId,
-        to: NodeId,
-        reason: impl Into<String>,
-    ) -> Result<(), EdgeError> {
+    pub fn veto(&mut self, from: NodeId, to: NodeId, reason: impl Into<String>) -> Result<(), EdgeError> {
         self.change(from, to, |edge| {
             edge.veto.get_or_insert_with(|| reason.into());
             Ok(())
@@ -135,12 +127,7 @@ impl Topology {
     /// # Errors
     ///
     /// [`EdgeError::NoEdge`] or [`EdgeError::UnknownNode`]: a probe makes no edge; [`EdgeError::BadBandwidth`].
-    pub fn measure(
-        &mut self,
-        from: NodeId,
-        to: NodeId,
-        measurement: &Measurement,
-    ) -> Result<(), EdgeError> {
+    pub fn measure(&mut self, from: NodeId, to: NodeId, measurement: &Measurement) -> Result<(), EdgeError> {
         self.change(from, to, |edge| edge.measure(measurement))
     }
 
@@ -168,19 +155,13 @@ impl Topology {
     }
 
     fn find_by(&self, wanted: impl Fn(&Node) -> bool) -> Option<NodeId> {
-        self.nodes
-            .iter()
-            .find(|node| wanted(node))
-            .map(|node| node.id)
+        self.nodes.iter().find(|node| wanted(node)).map(|node| node.id)
     }
 
     fn position(&self, from: NodeId, to: NodeId) -> Option<usize> {
         let range = range(&self.starts, from);
         let start = range.start;
-        self.edges[range]
-            .binary_search_by_key(&to, |edge| edge.to)
-            .ok()
-            .map(|offset| start + offset)
+        self.edges[range].binary_search_by_key(&to, |edge| edge.to).ok().map(|offset| start + offset)
     }
 
     /// Costs of the edges that start at `node`, by `to`.
@@ -203,10 +184,7 @@ impl Topology {
             self.node(node).ok_or(EdgeError::UnknownNode { node })?;
         }
         let Some(index) = self.position(from, to) else {
-            return Err(EdgeError::NoEdge {
-                from: self.name(from).to_owned(),
-                to: self.name(to).to_owned(),
-            });
+            return Err(EdgeError::NoEdge { from: self.name(from).to_owned(), to: self.name(to).to_owned() });
         };
         change(&mut self.edges[index])?;
         let cost = Cost::of(&self.edges[index]);

@@ -31,8 +31,8 @@ use crate::Topology;
 pub use error::{Fault, ImportError};
 pub(crate) use report::edge_word;
 pub use report::{
-    FastLink, Labelled, Numa, NvLinkReport, P2pStatus, Printed, Report, ReportDevice, ReportLink,
-    ReportNic, Via,
+    FastLink, Labelled, Numa, NvLinkReport, P2pStatus, Printed, Report, ReportDevice, ReportLink, ReportNic,
+    Via,
 };
 
 /// The longest input that is read.
@@ -126,10 +126,7 @@ pub fn import(bytes: &[u8]) -> Result<Imported, ImportError> {
 pub fn import_as(format: Format, bytes: &[u8]) -> Result<Imported, ImportError> {
     let text = checked_text(bytes)?;
     import_text(format, &text).map_err(|error| match detect::format(&text) {
-        Some(found) if found != format => ImportError::OtherFormat {
-            asked: format,
-            found,
-        },
+        Some(found) if found != format => ImportError::OtherFormat { asked: format, found },
         _ => error,
     })
 }
@@ -141,10 +138,7 @@ pub fn import_as(format: Format, bytes: &[u8]) -> Result<Imported, ImportError> 
 /// As [`import`], and [`ImportError::Io`] if reading fails.
 pub fn import_reader(reader: impl Read) -> Result<Imported, ImportError> {
     let mut bytes = Vec::new();
-    reader
-        .take(MAX_IMPORT.0 + 1)
-        .read_to_end(&mut bytes)
-        .map_err(ImportError::Io)?;
+    reader.take(MAX_IMPORT.0 + 1).read_to_end(&mut bytes).map_err(ImportError::Io)?;
     import(&bytes)
 }
 
@@ -167,10 +161,7 @@ fn checked_text(bytes: &[u8]) -> Result<std::borrow::Cow<'_, str>, ImportError> 
     }
     let text = str::from_utf8(bytes).map_err(|error| {
         let valid = &bytes[..error.valid_up_to()];
-        let line_start = valid
-            .iter()
-            .rposition(|&byte| byte == b'\n')
-            .map_or(0, |at| at + 1);
+        let line_start = valid.iter().rposition(|&byte| byte == b'\n').map_or(0, |at| at + 1);
         ImportError::NotText {
             line: valid.iter().filter(|&&byte| byte == b'\n').count() + 1,
             column: valid.len() - line_start + 1,

@@ -52,11 +52,7 @@ impl Topology {
             format: Tag::Topology,
             version: JSON_VERSION,
             nodes: self.nodes().iter().map(crate::Node::to_desc).collect(),
-            edges: self
-                .edges()
-                .iter()
-                .map(|edge| EdgeRecord::of(self, edge))
-                .collect(),
+            edges: self.edges().iter().map(|edge| EdgeRecord::of(self, edge)).collect(),
         };
         serde_json::to_string_pretty(&document)
             .expect("keys are strings and numbers finite, which is all that can fail")
@@ -70,9 +66,7 @@ impl Topology {
     pub fn from_json(text: &str) -> Result<Self, JsonError> {
         let header: Header = serde_json::from_str(text).map_err(syntax)?;
         if header.version != JSON_VERSION {
-            return Err(JsonError::Version {
-                found: header.version,
-            });
+            return Err(JsonError::Version { found: header.version });
         }
         let document: Document = serde_json::from_str(text).map_err(syntax)?;
         let mut builder = Self::builder();
@@ -81,9 +75,7 @@ impl Topology {
         }
         for record in document.edges {
             let named = |name: &str| {
-                builder.find(name).ok_or_else(|| JsonError::UnknownName {
-                    name: name.to_owned(),
-                })
+                builder.find(name).ok_or_else(|| JsonError::UnknownName { name: name.to_owned() })
             };
             let (from, to) = (named(&record.from)?, named(&record.to)?);
             builder.whole_edge(record.into_edge(from, to))?;

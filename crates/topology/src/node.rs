@@ -3,7 +3,7 @@
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
-use warpweft_core_types::{DeviceUuid, PciAddress};
+use warpweft_core_types::{DeviceKind, DeviceUuid, PciAddress};
 
 use crate::{CpuList, PcieLink};
 
@@ -25,21 +25,6 @@ impl fmt::Display for NodeId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "#{}", self.0)
     }
-}
-
-/// What sort of processor a device is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-#[non_exhaustive]
-pub enum DeviceKind {
-    /// A graphics or general-purpose parallel processor.
-    Gpu,
-    /// A processor made for neural networks.
-    Npu,
-    /// Threads of the host that act as a device.
-    Cpu,
-    /// Any other accelerator.
-    Other,
 }
 
 /// What stands at a node.
@@ -115,12 +100,7 @@ impl NodeDesc {
 
     /// A node of any kind.
     pub fn new(name: impl Into<String>, kind: NodeKind) -> Self {
-        Self {
-            name: name.into(),
-            kind,
-            model: None,
-            place: Place::default(),
-        }
+        Self { name: name.into(), kind, model: None, place: Place::default() }
     }
 
     /// Identifies the silicon. Ignored for a node that is not a device.
@@ -173,13 +153,7 @@ pub struct Node {
 
 impl Node {
     pub(crate) fn new(id: NodeId, desc: NodeDesc) -> Self {
-        Self {
-            id,
-            name: desc.name,
-            kind: desc.kind,
-            model: desc.model,
-            place: desc.place,
-        }
+        Self { id, name: desc.name, kind: desc.kind, model: desc.model, place: desc.place }
     }
 
     /// The description this node was made from.

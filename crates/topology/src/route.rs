@@ -71,11 +71,10 @@ impl Topology {
     pub fn best_path(&self, from: NodeId, to: NodeId, bytes: Bytes) -> Result<Path, PathError> {
         self.check(from)?;
         self.check(to)?;
-        self.cheapest(from, to, bytes, |_, _| true)
-            .ok_or_else(|| PathError::Unreachable {
-                from: self.name(from).to_owned(),
-                to: self.name(to).to_owned(),
-            })
+        self.cheapest(from, to, bytes, |_, _| true).ok_or_else(|| PathError::Unreachable {
+            from: self.name(from).to_owned(),
+            to: self.name(to).to_owned(),
+        })
     }
 
     pub(crate) fn check(&self, node: NodeId) -> Result<(), PathError> {
@@ -141,19 +140,10 @@ impl Topology {
             .filter_map(|pair| self.edge(pair[0], pair[1]))
             .filter_map(|edge| Hop::over(edge, bytes))
             .collect();
-        let cost_ns = hops
-            .iter()
-            .fold(0_u64, |sum, hop| sum.saturating_add(hop.cost_ns));
-        let bottleneck = hops
-            .iter()
-            .map(|hop| hop.bandwidth.value)
-            .min_by(|a, b| a.gb_per_s.total_cmp(&b.gb_per_s));
-        Path {
-            nodes,
-            hops,
-            cost_ns,
-            bottleneck,
-        }
+        let cost_ns = hops.iter().fold(0_u64, |sum, hop| sum.saturating_add(hop.cost_ns));
+        let bottleneck =
+            hops.iter().map(|hop| hop.bandwidth.value).min_by(|a, b| a.gb_per_s.total_cmp(&b.gb_per_s));
+        Path { nodes, hops, cost_ns, bottleneck }
     }
 
     /// Distances to `target`, exact for every node nearer than `until` and for `until` itself.
@@ -217,10 +207,7 @@ struct Distance {
 impl Distance {
     /// The distance of the node before `hop`, when this is the distance of the node behind it.
     fn before(self, hop: &Cost, bytes: Bytes) -> Option<Self> {
-        Some(Self {
-            cost_ns: self.cost_ns.saturating_add(hop.hop_ns(bytes)?),
-            hops: self.hops + 1,
-        })
+        Some(Self { cost_ns: self.cost_ns.saturating_add(hop.hop_ns(bytes)?), hops: self.hops + 1 })
     }
 }
 
@@ -236,9 +223,7 @@ mod tests {
     fn graph(node_count: u32, links: &[(u32, u32, f64)]) -> Topology {
         let mut builder = Topology::builder();
         for index in 0..node_count {
-            builder
-                .node(NodeDesc::device(index.to_string(), DeviceKind::Gpu))
-                .unwrap();
+            builder.node(NodeDesc::device(index.to_string(), DeviceKind::Gpu)).unwrap();
         }
         for &(from, to, gb_per_s) in links.iter().filter(|(from, to, _)| from != to) {
             let desc = LinkDesc::new(LinkClass::Unknown, Provenance::File)
@@ -250,9 +235,7 @@ mod tests {
     }
 
     fn check(topology: &Topology, from: u32, to: u32, expected: &[u32]) {
-        let path = topology
-            .best_path(NodeId(from), NodeId(to), Bytes(1_000))
-            .unwrap();
+        let path = topology.best_path(NodeId(from), NodeId(to), Bytes(1_000)).unwrap();
         let got: Vec<u32> = path.nodes.iter().map(|node| node.0).collect();
         assert_eq!(got, expected, "from {from} to {to}");
         assert_eq!(path.hops.len() + 1, path.nodes.len());
@@ -267,70 +250,45 @@ mod tests {
     #[test]
     fn nodes_that_nothing_joins_are_named() {
         let one_way = graph(2, &[(0, 1, 1.0)]);
-        let error = one_way
-            .best_path(NodeId(1), NodeId(0), Bytes(1))
-            .unwrap_err();
+        let error = one_way.best_path(NodeId(1), NodeId(0), Bytes(1)).unwrap_err();
         assert_eq!(error.to_string(), "no path leads from 1 to 0");
     }
 
     #[test]
     fn a_node_of_another_topology_is_an_error() {
-        let error = graph(1, &[])
-            .best_path(NodeId(0), NodeId(9), Bytes(1))
-            .unwrap_err();
+        let error = graph(1, &[]).best_path(NodeId(0), NodeId(9), Bytes(1)).unwrap_err();
         assert_eq!(error, PathError::UnknownNode { node: NodeId(9) });
     }
 
     #[test]
     fn a_path_to_itself_is_free() {
-        let path = graph(1, &[])
-            .best_path(NodeId(0), NodeId(0), Bytes::gib(1))
-            .unwrap();
+        let path = graph(1, &[]).best_path(NodeId(0), NodeId(0), Bytes::gib(1)).unwrap();
         assert_eq!((path.cost_ns, path.bottleneck), (0, None));
     }
 
     #[test]
     fn two_fast_hops_beat_a_slow_one() {
-        check(
-            &graph(3, &[(0, 2, 1.0), (0, 1, 10.0), (1, 2, 10.0)]),
-            0,
-            2,
-            &[0, 1, 2],
-        );
+        check(&graph(3, &[(0, 2, 1.0), (0, 1, 10.0), (1, 2, 10.0)]), 0, 2, &[0, 1, 2]);
     }
 
     #[test]
     fn equal_cost_goes_to_fewer_hops_then_lower_nodes() {
-        check(
-            &graph(3, &[(0, 2, 1.0), (0, 1, 2.0), (1, 2, 2.0)]),
-            0,
-            2,
-            &[0, 2],
-        );
+        check(&graph(3, &[(0, 2, 1.0), (0, 1, 2.0), (1, 2, 2.0)]), 0, 2, &[0, 2]);
         let diamond = [(0, 2, 1.0), (2, 3, 1.0), (0, 1, 1.0), (1, 3, 1.0)];
         check(&graph(4, &diamond), 0, 3, &[0, 1, 3]);
     }
 
     #[test]
     fn a_link_without_bandwidth_or_under_veto_is_not_used() {
-        check(
-            &graph(3, &[(0, 2, 0.0), (0, 1, 1.0), (1, 2, 1.0)]),
-            0,
-            2,
-            &[0, 1, 2],
-        );
+        check(&graph(3, &[(0, 2, 0.0), (0, 1, 1.0), (1, 2, 1.0)]), 0, 2, &[0, 1, 2]);
         let mut vetoed = graph(3, &[(0, 2, 9.0), (0, 1, 1.0), (1, 2, 1.0)]);
-        vetoed
-            .veto(NodeId(0), NodeId(2), "data was dropped")
-            .unwrap();
+        vetoed.veto(NodeId(0), NodeId(2), "data was dropped").unwrap();
         check(&vetoed, 0, 2, &[0, 1, 2]);
     }
 
     #[test]
     fn the_slowest_hop_is_the_bottleneck() {
-        let path = graph(3, &[(0, 1, 5.0), (1, 2, 3.0)])
-            .best_path(NodeId(0), NodeId(2), Bytes(15))
-            .unwrap();
+        let path = graph(3, &[(0, 1, 5.0), (1, 2, 3.0)]).best_path(NodeId(0), NodeId(2), Bytes(15)).unwrap();
         assert_eq!(path.bottleneck, Some(Bandwidth::from_gb_per_s(3.0)));
         assert_eq!(path.cost_ns, 3 + 5);
     }
@@ -338,12 +296,8 @@ mod tests {
     #[test]
     fn unknown_figures_are_marked_as_assumed() {
         let mut builder = Topology::builder();
-        let a = builder
-            .node(NodeDesc::device("a", DeviceKind::Gpu))
-            .unwrap();
-        let b = builder
-            .node(NodeDesc::device("b", DeviceKind::Gpu))
-            .unwrap();
+        let a = builder.node(NodeDesc::device("a", DeviceKind::Gpu)).unwrap();
+        let b = builder.node(NodeDesc::device("b", DeviceKind::Gpu)).unwrap();
         let desc = LinkDesc::new(LinkClass::Pcie, Provenance::Driver);
         builder.link(a, b, desc).unwrap();
         let path = builder.build().best_path(a, b, Bytes::mib(1)).unwrap();
@@ -353,9 +307,8 @@ mod tests {
 
     #[test]
     fn the_longest_transfers_saturate_instead_of_wrapping() {
-        let path = graph(3, &[(0, 1, 1e-9), (1, 2, 1e-9)])
-            .best_path(NodeId(0), NodeId(2), Bytes(u64::MAX))
-            .unwrap();
+        let path =
+            graph(3, &[(0, 1, 1e-9), (1, 2, 1e-9)]).best_path(NodeId(0), NodeId(2), Bytes(u64::MAX)).unwrap();
         assert_eq!(path.cost_ns, u64::MAX);
     }
 

@@ -26,11 +26,7 @@ impl Topology {
                 nodes.for_each(|node| push_node(&mut text, node, "  "));
                 continue;
             };
-            let _ = writeln!(
-                text,
-                "  subgraph cluster_{index} {{\n    label={};",
-                quoted(name)
-            );
+            let _ = writeln!(text, "  subgraph cluster_{index} {{\n    label={};", quoted(name));
             nodes.for_each(|node| push_node(&mut text, node, "    "));
             text.push_str("  }\n");
         }
@@ -83,19 +79,13 @@ fn push_fabric(text: &mut String, index: usize, fabric: &Fabric) {
     );
     let width = pen_width(fabric.port_bandwidth.value.gb_per_s);
     for member in &fabric.members {
-        let _ = writeln!(
-            text,
-            "  {} -- fabric{index} [color=\"{colour}\", penwidth={width:.1}];",
-            id(*member)
-        );
+        let _ =
+            writeln!(text, "  {} -- fabric{index} [color=\"{colour}\", penwidth={width:.1}];", id(*member));
     }
 }
 
 fn push_edge(text: &mut String, edge: &Edge) {
-    let count = edge
-        .link_count
-        .map(|count| count.value)
-        .filter(|count| *count > 1);
+    let count = edge.link_count.map(|count| count.value).filter(|count| *count > 1);
     let mut label = edge_word(edge);
     if let Some(count) = count {
         let _ = write!(label, " x{count}");

@@ -43,8 +43,7 @@ impl Topology {
         if a.id == b.id {
             return "X".to_owned();
         }
-        self.either_edge(a.id, b.id)
-            .map_or_else(|| "-".to_owned(), edge_word)
+        self.either_edge(a.id, b.id).map_or_else(|| "-".to_owned(), edge_word)
     }
 }
 
@@ -73,11 +72,7 @@ fn edge_word(edge: &Edge) -> String {
 fn header(endpoints: &[&Node]) -> Vec<String> {
     let labels = endpoints.iter().map(|node| label(node));
     let extras = ["CPU Affinity", "NUMA Affinity"].map(str::to_owned);
-    [String::new()]
-        .into_iter()
-        .chain(labels)
-        .chain(extras)
-        .collect()
+    [String::new()].into_iter().chain(labels).chain(extras).collect()
 }
 
 fn label(node: &Node) -> String {
@@ -97,18 +92,12 @@ fn align(rows: &[Vec<String>]) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or_default();
     let width = |column: usize| {
         let cells = rows.iter().filter_map(|row| row.get(column));
-        cells
-            .map(|cell| cell.chars().count())
-            .max()
-            .unwrap_or_default()
+        cells.map(|cell| cell.chars().count()).max().unwrap_or_default()
     };
     let widths: Vec<usize> = (0..columns).map(width).collect();
     let mut text = String::new();
     for row in rows {
-        let cells = row
-            .iter()
-            .zip(&widths)
-            .map(|(cell, &width)| format!("{cell:width$}"));
+        let cells = row.iter().zip(&widths).map(|(cell, &width)| format!("{cell:width$}"));
         text.push_str(cells.collect::<Vec<_>>().join("  ").trim_end());
         text.push('\n');
     }
@@ -119,26 +108,17 @@ fn align(rows: &[Vec<String>]) -> String {
 fn legend(words: &BTreeSet<String>) -> String {
     let uses = |prefix: &str| {
         let counts = |word: &String| {
-            word.strip_prefix(prefix)
-                .is_some_and(|count| count == "?" || count.parse::<u32>().is_ok())
+            word.strip_prefix(prefix).is_some_and(|count| count == "?" || count.parse::<u32>().is_ok())
         };
         words.iter().any(counts)
     };
     let entries = [
         (true, "X", "the device itself"),
-        (
-            uses("NV"),
-            "NV#",
-            "# bonded NVLinks; through a switch, the links of one device",
-        ),
+        (uses("NV"), "NV#", "# bonded NVLinks; through a switch, the links of one device"),
         (uses("XG"), "XG#", "# xGMI links (Infinity Fabric)"),
         (uses("XL"), "XL#", "# lanes of Xe Link"),
         (words.contains("C2C"), "C2C", "NVLink chip to chip"),
-        (
-            words.contains("MDF"),
-            "MDF",
-            "another part of the same card",
-        ),
+        (words.contains("MDF"), "MDF", "another part of the same card"),
         (words.contains("MEM"), "MEM", "memory of one host"),
         (words.contains("NET"), "NET", "a network"),
         (words.contains("PIX"), "PIX", explain(PathClass::Pix)),
@@ -146,11 +126,7 @@ fn legend(words: &BTreeSet<String>) -> String {
         (words.contains("PHB"), "PHB", explain(PathClass::Phb)),
         (words.contains("NODE"), "NODE", explain(PathClass::Node)),
         (words.contains("SYS"), "SYS", explain(PathClass::Sys)),
-        (
-            words.contains("PCIE"),
-            "PCIE",
-            "PCI Express, by an unknown path",
-        ),
+        (words.contains("PCIE"), "PCIE", "PCI Express, by an unknown path"),
         (words.contains("?"), "?", "linked in an unknown way"),
         (words.contains("-"), "-", "no link is known"),
     ];

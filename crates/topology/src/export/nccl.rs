@@ -17,25 +17,13 @@ impl Topology {
     /// NUMA nodes without devices are left out; a device whose NUMA node is unknown is put under processor -1.
     /// Machines are told apart by `host_hash` if there are several.
     pub fn to_nccl_xml(&self) -> String {
-        let endpoints: Vec<&Node> = self
-            .endpoints()
-            .into_iter()
-            .filter(|node| is_exported(node))
-            .collect();
+        let endpoints: Vec<&Node> = self.endpoints().into_iter().filter(|node| is_exported(node)).collect();
         let places: BTreeSet<(Option<&str>, Option<u32>)> =
             endpoints.iter().map(|node| place(node)).collect();
         let hosts: BTreeSet<Option<&str>> = places.iter().map(|(host, _)| *host).collect();
-        let mut writer = Writer {
-            topology: self,
-            text: String::from("<system version=\"1\">\n"),
-            nets: 0,
-        };
+        let mut writer = Writer { topology: self, text: String::from("<system version=\"1\">\n"), nets: 0 };
         for wanted in places {
-            let near: Vec<&Node> = endpoints
-                .iter()
-                .copied()
-                .filter(|node| place(node) == wanted)
-                .collect();
+            let near: Vec<&Node> = endpoints.iter().copied().filter(|node| place(node) == wanted).collect();
             let host = match hosts.iter().position(|host| *host == wanted.0) {
                 Some(index) if hosts.len() > 1 => format!(" host_hash=\"{:#x}\"", index + 1),
                 _ => String::new(),
@@ -48,17 +36,11 @@ impl Topology {
 
     /// `n` of `GPUn` if every GPU of the machine is named like that, else the position among them.
     fn device_number(&self, node: &Node) -> usize {
-        let on_machine =
-            |other: &Node| is_exported_gpu(other) && other.place.host == node.place.host;
+        let on_machine = |other: &Node| is_exported_gpu(other) && other.place.host == node.place.host;
         let number = |node: &Node| node.name.strip_prefix("GPU")?.parse().ok();
-        let all_numbered = self
-            .nodes()
-            .iter()
-            .filter(|other| on_machine(other))
-            .all(|other| number(other).is_some());
-        number(node)
-            .filter(|_| all_numbered)
-            .unwrap_or_else(|| self.rank_among(node, on_machine))
+        let all_numbered =
+            self.nodes().iter().filter(|other| on_machine(other)).all(|other| number(other).is_some());
+        number(node).filter(|_| all_numbered).unwrap_or_else(|| self.rank_among(node, on_machine))
     }
 
     /// How many nodes of a sort come before one.
@@ -92,9 +74,7 @@ impl Writer<'_> {
             .and_then(|numa_node| self.topology.host(numa_node))
             .and_then(|host| self.topology.node(host)?.place.cpus.as_ref());
         let cpus = of_host.or_else(|| near.iter().find_map(|node| node.place.cpus.as_ref()));
-        cpus.map_or_else(String::new, |cpus| {
-            format!(" affinity=\"{}\"", hex_mask(cpus))
-        })
+        cpus.map_or_else(String::new, |cpus| format!(" affinity=\"{}\"", hex_mask(cpus)))
     }
 
     fn tree(&mut self, tree: &Tree, indent: usize) {
@@ -122,23 +102,11 @@ impl Writer<'_> {
         let leaves = tree.leaves();
         let first = leaves.first().map_or(0, |node| node.index());
         // Several levels can share their first leaf; the indent tells them apart.
-        let bus_id = format!(
-            "ffff:{:02x}:{:02x}.{}",
-            first / 8 % 256,
-            indent / 2 % 32,
-            first % 8
-        );
-        let rates = leaves
-            .into_iter()
-            .filter_map(|node| rate(&self.topology.nodes()[node.index()]));
-        let fastest =
-            rates.max_by(|a, b| a.bandwidth().gb_per_s.total_cmp(&b.bandwidth().gb_per_s));
+        let bus_id = format!("ffff:{:02x}:{:02x}.{}", first / 8 % 256, indent / 2 % 32, first % 8);
+        let rates = leaves.into_iter().filter_map(|node| rate(&self.topology.nodes()[node.index()]));
+        let fastest = rates.max_by(|a, b| a.bandwidth().gb_per_s.total_cmp(&b.bandwidth().gb_per_s));
         let rate = rate_attributes(fastest);
-        let _ = writeln!(
-            self.text,
-            "{:indent$}<pci busid=\"{bus_id}\" class=\"0x060400\"{rate}>",
-            ""
-        );
+        let _ = writeln!(self.text, "{:indent$}<pci busid=\"{bus_id}\" class=\"0x060400\"{rate}>", "");
     }
 
     fn close(&mut self, element: &str, indent: usize) {
@@ -146,18 +114,10 @@ impl Writer<'_> {
     }
 
     fn leaf(&mut self, node: &Node, indent: usize) {
-        let class = if node.is_device() {
-            "0x030200"
-        } else {
-            "0x020700"
-        };
+        let class = if node.is_device() { "0x030200" } else { "0x020700" };
         let rate = rate_attributes(rate(node));
         let bus_id = bus_id(node);
-        let _ = writeln!(
-            self.text,
-            "{:indent$}<pci busid=\"{bus_id}\" class=\"{class}\"{rate}>",
-            ""
-        );
+        let _ = writeln!(self.text, "{:indent$}<pci busid=\"{bus_id}\" class=\"{class}\"{rate}>", "");
         if node.is_device() {
             self.gpu(node, indent + 2);
         } else {
@@ -171,11 +131,7 @@ impl Writer<'_> {
         let names = node.model.as_ref().unwrap_or(&node.name);
         for name in names.split_whitespace() {
             let (name, dev) = (escape(name), self.nets);
-            let _ = writeln!(
-                self.text,
-                "{:indent$}  <net name=\"{name}\" dev=\"{dev}\"/>",
-                ""
-            );
+            let _ = writeln!(self.text, "{:indent$}  <net name=\"{name}\" dev=\"{dev}\"/>", "");
             self.nets += 1;
         }
         self.close("nic", indent);
@@ -183,36 +139,19 @@ impl Writer<'_> {
 
     fn gpu(&mut self, node: &Node, indent: usize) {
         let dev = self.topology.device_number(node);
-        let _ = writeln!(
-            self.text,
-            "{:indent$}<gpu dev=\"{dev}\" rank=\"{dev}\">",
-            ""
-        );
+        let _ = writeln!(self.text, "{:indent$}<gpu dev=\"{dev}\" rank=\"{dev}\">", "");
         let mut to_switch = 0;
-        for other in self
-            .topology
-            .nodes()
-            .iter()
-            .filter(|other| is_exported_gpu(other))
-        {
+        for other in self.topology.nodes().iter().filter(|other| is_exported_gpu(other)) {
             // One edge speaks for both directions, since readers expect both ends to say the same.
             let (a, b) = (node.id.min(other.id), node.id.max(other.id));
-            let Some(edge) = self
-                .topology
-                .either_edge(a, b)
-                .filter(|edge| edge.veto.is_none())
-            else {
+            let Some(edge) = self.topology.either_edge(a, b).filter(|edge| edge.veto.is_none()) else {
                 continue;
             };
             let count = edge.link_count.map_or(1, |count| count.value);
             match edge.class.value {
                 LinkClass::NvSwitch => to_switch = count.max(to_switch),
-                LinkClass::NvLink => {
-                    self.fast_link("nvlink", indent, &bus_id(other), count, "0x030200")
-                }
-                LinkClass::Xgmi => {
-                    self.fast_link("xgmi", indent, &bus_id(other), count, "0x030200")
-                }
+                LinkClass::NvLink => self.fast_link("nvlink", indent, &bus_id(other), count, "0x030200"),
+                LinkClass::Xgmi => self.fast_link("xgmi", indent, &bus_id(other), count, "0x030200"),
                 _ => {}
             }
         }
@@ -240,28 +179,15 @@ fn is_exported(node: &Node) -> bool {
 }
 
 fn is_exported_gpu(node: &Node) -> bool {
-    matches!(
-        node.kind,
-        NodeKind::Device {
-            kind: DeviceKind::Gpu,
-            ..
-        }
-    )
+    matches!(node.kind, NodeKind::Device { kind: DeviceKind::Gpu, .. })
 }
 
 fn bus_id(node: &Node) -> String {
     let unknown = |id: NodeId| {
         let index = id.index();
-        format!(
-            "fffe:{:02x}:{:02x}.{}",
-            index / 256 % 256,
-            index / 8 % 32,
-            index % 8
-        )
+        format!("fffe:{:02x}:{:02x}.{}", index / 256 % 256, index / 8 % 32, index % 8)
     };
-    node.place
-        .pci
-        .map_or_else(|| unknown(node.id), |pci| pci.to_string())
+    node.place.pci.map_or_else(|| unknown(node.id), |pci| pci.to_string())
 }
 
 fn rate(node: &Node) -> Option<PcieRate> {
@@ -273,10 +199,7 @@ fn rate_attributes(rate: Option<PcieRate>) -> String {
     match rate {
         Some(rate) => {
             let gt_per_s = f64::from(rate.mt_per_s) / 1_000.0;
-            format!(
-                " link_speed=\"{gt_per_s:.1} GT/s PCIe\" link_width=\"{}\"",
-                rate.lanes
-            )
+            format!(" link_speed=\"{gt_per_s:.1} GT/s PCIe\" link_width=\"{}\"", rate.lanes)
         }
         None => " link_speed=\"\" link_width=\"0\"".to_owned(),
     }
@@ -292,10 +215,6 @@ fn hex_mask(cpus: &CpuList) -> String {
         }
         words[word] |= 1 << (cpu % 32);
     }
-    let words: Vec<String> = words
-        .iter()
-        .rev()
-        .map(|word| format!("{word:08x}"))
-        .collect();
+    let words: Vec<String> = words.iter().rev().map(|word| format!("{word:08x}")).collect();
     words.join(",")
 }

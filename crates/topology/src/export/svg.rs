@@ -22,10 +22,7 @@ impl Topology {
     /// Colour tells the medium, thickness the bandwidth; a legend explains both. All names are escaped.
     pub fn to_svg(&self) -> String {
         let layout = Layout::of(self);
-        let mut picture = Picture {
-            topology: self,
-            canvas: Canvas::default(),
-        };
+        let mut picture = Picture { topology: self, canvas: Canvas::default() };
         picture.title(&layout);
         for block in &layout.blocks {
             picture.block(block);
@@ -82,12 +79,7 @@ impl Picture<'_> {
 
     fn numa_box(&mut self, block: &Block, numa: &Numa) {
         let top = block.row_y - 30.0;
-        let around = Area {
-            x: numa.x,
-            y: top,
-            width: numa.width,
-            height: block.floor_y + 16.0 - top,
-        };
+        let around = Area { x: numa.x, y: top, width: numa.width, height: block.floor_y + 16.0 - top };
         self.canvas.panel(around, "#f8fafc", "#dbe3ec");
         let Some(number) = numa.number else { return };
         let bar = Area {
@@ -96,8 +88,7 @@ impl Picture<'_> {
             width: numa.width - 20.0,
             height: layout::HOST_HEIGHT,
         };
-        self.canvas
-            .panel(bar, "#fdf3e1", colour(LinkClass::HostMemory));
+        self.canvas.panel(bar, "#fdf3e1", colour(LinkClass::HostMemory));
         let name = format!("NUMA {number}: CPU and memory");
         let name_y = bar.y + if numa.cpus.is_some() { 17.0 } else { 23.0 };
         self.fitted(bar, name_y, Type::around(12, INK), &name);
@@ -115,11 +106,7 @@ impl Picture<'_> {
 
     /// Lines between the memories of neighbouring NUMA nodes, where they are linked.
     fn host_links(&mut self, block: &Block) {
-        let numbered: Vec<&Numa> = block
-            .numas
-            .iter()
-            .filter(|numa| numa.number.is_some())
-            .collect();
+        let numbered: Vec<&Numa> = block.numas.iter().filter(|numa| numa.number.is_some()).collect();
         for pair in numbered.windows(2) {
             let (Some(a), Some(b)) = (pair[0].host, pair[1].host) else {
                 continue;
@@ -143,8 +130,7 @@ impl Picture<'_> {
         let stroke = Stroke::new(colour, width_of(bar.bandwidth));
         let bottom = bar.area.y + bar.area.height;
         for spot in block.spots_of(&bar.members) {
-            self.canvas
-                .line(spot.x, bottom, spot.x, block.row_y, &stroke);
+            self.canvas.line(spot.x, bottom, spot.x, block.row_y, &stroke);
         }
         self.canvas.panel(bar.area, PAPER, colour);
         let face = Type::around(13, INK);
@@ -154,8 +140,7 @@ impl Picture<'_> {
     fn arc(&mut self, edge: &Edge, block: &Block) {
         if let Some(arc) = block.arc(edge) {
             let (y, top) = (block.row_y, block.row_y - arc.height);
-            self.canvas
-                .arc(arc.start, arc.end, y, top, &arc_stroke(edge));
+            self.canvas.arc(arc.start, arc.end, y, top, &arc_stroke(edge));
         }
     }
 
@@ -171,8 +156,7 @@ impl Picture<'_> {
         };
         let y = block.row_y - arc.height * layout::ARC_RISE;
         let colour = arc_stroke(edge).colour;
-        self.canvas
-            .pill((arc.start + arc.end) / 2.0, y, colour, &word);
+        self.canvas.pill((arc.start + arc.end) / 2.0, y, colour, &word);
     }
 
     fn trees(&mut self, block: &Block, numa: &Numa) {
@@ -224,15 +208,11 @@ impl Picture<'_> {
         let (top, bottom) = (block.row_y + layout::BOX_HEIGHT, block.host_y());
         let stroke = Stroke::new(colour(edge.class.value), width_of(edge.bandwidth()));
         self.canvas.line(x, top, x, bottom, &stroke);
-        self.canvas
-            .pill(x, bottom - 14.0, stroke.colour, &edge_word(edge));
+        self.canvas.pill(x, bottom - 14.0, stroke.colour, &edge_word(edge));
     }
 
     fn pcie_width(&self, tree: &Tree) -> f64 {
-        let rates = tree
-            .leaves()
-            .into_iter()
-            .filter_map(|node| self.pcie_bandwidth(node));
+        let rates = tree.leaves().into_iter().filter_map(|node| self.pcie_bandwidth(node));
         let fastest = rates.map(|rate| rate.gb_per_s).reduce(f64::max);
         fastest.map_or(2.0, width)
     }
@@ -252,11 +232,7 @@ impl Picture<'_> {
         let Some(node) = self.topology.node(spot.node) else {
             return;
         };
-        let (fill, border) = if node.is_device() {
-            ("#e3f5e1", "#3f8f1f")
-        } else {
-            ("#ede9fe", "#7c3aed")
-        };
+        let (fill, border) = if node.is_device() { ("#e3f5e1", "#3f8f1f") } else { ("#ede9fe", "#7c3aed") };
         let area = Area {
             x: spot.x - spot.width / 2.0,
             y: block.row_y,
@@ -293,8 +269,7 @@ impl Picture<'_> {
             let stroke = Stroke::new(colour(bar.class), 8.0);
             self.canvas.line(x, top, x, bottom, &stroke);
             let face = Type::around(12, INK);
-            self.canvas
-                .vertical_text(x + 16.0, (top + bottom) / 2.0, face, &bar.text);
+            self.canvas.vertical_text(x + 16.0, (top + bottom) / 2.0, face, &bar.text);
         }
     }
 
@@ -349,8 +324,7 @@ impl Picture<'_> {
     }
 
     fn legend_text(&mut self, x: f64, y: f64, text: &str) {
-        self.canvas
-            .text(x + 52.0, y + 4.0, Type::from(12, INK), text);
+        self.canvas.text(x + 52.0, y + 4.0, Type::from(12, INK), text);
     }
 }
 

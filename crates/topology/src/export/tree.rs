@@ -45,15 +45,11 @@ pub(super) fn group(topology: &Topology, nodes: &[&Node], farthest: PathClass) -
 
 fn join(topology: &Topology, groups: Vec<Tree>, path: PathClass) -> Vec<Tree> {
     let leaves: Vec<Vec<NodeId>> = groups.iter().map(Tree::leaves).collect();
-    let is_near = |a: &[NodeId], b: &[NodeId]| {
-        a.iter()
-            .any(|&a| b.iter().any(|&b| is_within(topology, a, b, path)))
-    };
+    let is_near =
+        |a: &[NodeId], b: &[NodeId]| a.iter().any(|&a| b.iter().any(|&b| is_within(topology, a, b, path)));
     let mut joined: Vec<(Vec<Tree>, Vec<NodeId>)> = Vec::new();
     for (group, own) in groups.into_iter().zip(leaves) {
-        let (near, far): (Vec<_>, Vec<_>) = joined
-            .into_iter()
-            .partition(|(_, others)| is_near(others, &own));
+        let (near, far): (Vec<_>, Vec<_>) = joined.into_iter().partition(|(_, others)| is_near(others, &own));
         joined = far;
         let mut parts = Vec::new();
         let mut all = Vec::new();
@@ -77,16 +73,8 @@ fn join(topology: &Topology, groups: Vec<Tree>, path: PathClass) -> Vec<Tree> {
 }
 
 fn is_within(topology: &Topology, a: NodeId, b: NodeId, path: PathClass) -> bool {
-    topology
-        .either_edge(a, b)
-        .and_then(|edge| edge.path)
-        .is_some_and(|known| known.value <= path)
+    topology.either_edge(a, b).and_then(|edge| edge.path).is_some_and(|known| known.value <= path)
 }
 
-const LEVELS: [PathClass; 5] = [
-    PathClass::Pix,
-    PathClass::Pxb,
-    PathClass::Phb,
-    PathClass::Node,
-    PathClass::Sys,
-];
+const LEVELS: [PathClass; 5] =
+    [PathClass::Pix, PathClass::Pxb, PathClass::Phb, PathClass::Node, PathClass::Sys];

@@ -84,9 +84,7 @@ impl ImportError {
             SIGNS.iter().any(|sign| line.contains(sign))
         };
         let said = lines().find(explains).or_else(|| lines().next());
-        Self::NoTable {
-            said: clip(said.unwrap_or_default(), 200),
-        }
+        Self::NoTable { said: clip(said.unwrap_or_default(), 200) }
     }
 }
 
@@ -227,18 +225,11 @@ pub enum Fault {
 
 impl Fault {
     pub(super) fn at(self, format: Format, line: usize) -> ImportError {
-        ImportError::Damaged {
-            format,
-            line,
-            fault: self,
-        }
+        ImportError::Damaged { format, line, fault: self }
     }
 
     pub(super) fn bad_value(what: impl Into<String>, text: &str) -> Self {
-        Self::BadValue {
-            what: what.into(),
-            text: clip(text, TOKEN_CHARS),
-        }
+        Self::BadValue { what: what.into(), text: clip(text, TOKEN_CHARS) }
     }
 
     pub(super) fn missing(what: impl Into<String>) -> Self {

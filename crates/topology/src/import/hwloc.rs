@@ -5,8 +5,8 @@ use std::collections::HashMap;
 use warpweft_core_types::{Bandwidth, DeviceUuid, LinkClass, PathClass};
 
 use super::{
-    Fault, Format, ImportError, Imported, MAX_ENDPOINTS, Numa, Report, ReportDevice, ReportLink,
-    ReportNic, Via,
+    Fault, Format, ImportError, Imported, MAX_ENDPOINTS, Numa, Report, ReportDevice, ReportLink, ReportNic,
+    Via,
     error::token,
     xml::{self, Element},
 };
@@ -18,16 +18,10 @@ use crate::{
 pub(super) fn import(text: &str) -> Result<Imported, ImportError> {
     let root = xml::parse(text, Format::HwlocXml)?;
     if root.name != "topology" {
-        return Err(damaged(
-            &root,
-            Fault::missing("the root element <topology>"),
-        ));
+        return Err(damaged(&root, Fault::missing("the root element <topology>")));
     }
     let mut machine = Machine {
-        version: root
-            .attribute("version")
-            .unwrap_or("1.x (no version attribute)")
-            .to_owned(),
+        version: root.attribute("version").unwrap_or("1.x (no version attribute)").to_owned(),
         ..Machine::default()
     };
     for object in root.children_named("object") {
@@ -42,12 +36,8 @@ pub(super) fn import(text: &str) -> Result<Imported, ImportError> {
         }
     }
     let report = machine.report(&fast);
-    let topology = machine
-        .topology(&fast)
-        .map_err(|source| ImportError::Build {
-            format: Format::HwlocXml,
-            source,
-        })?;
+    let topology =
+        machine.topology(&fast).map_err(|source| ImportError::Build { format: Format::HwlocXml, source })?;
     Ok(Imported { topology, report })
 }
 
@@ -109,10 +99,7 @@ impl Machine {
         match object.attribute("type") {
             Some("Bridge") => {
                 self.bridges += 1;
-                if object
-                    .attribute("bridge_type")
-                    .is_some_and(|kind| kind.starts_with('0'))
-                {
+                if object.attribute("bridge_type").is_some_and(|kind| kind.starts_with('0')) {
                     context.host_bridge = Some(self.bridges);
                     context.bridges.clear();
                 } else {
@@ -131,10 +118,7 @@ impl Machine {
     }
 
     fn note_role(&mut self, object: &Element, role: Role) {
-        if let Some(index) = object
-            .attribute("gp_index")
-            .and_then(|index| index.parse().ok())
-        {
+        if let Some(index) = object.attribute("gp_index").and_then(|index| index.parse().ok()) {
             self.roles.insert(index, role);
         }
     }
@@ -145,27 +129,19 @@ impl Machine {
         if self.numa_nodes.len() == MAX_NUMA_NODES {
             return Err(too_many(object, "NUMA nodes", MAX_NUMA_NODES));
         }
-        let cpus = object
-            .attribute("cpuset")
-            .and_then(|mask| CpuList::from_mask(mask).ok());
-        self.numa_nodes
-            .push((index, cpus.filter(|cpus| !cpus.is_empty())));
+        let cpus = object.attribute("cpuset").and_then(|mask| CpuList::from_mask(mask).ok());
+        self.numa_nodes.push((index, cpus.filter(|cpus| !cpus.is_empty())));
         Ok(())
     }
 
     fn add_pci_device(&mut self, object: &Element, context: Context) -> Result<(), ImportError> {
-        let class = object
-            .attribute("pci_type")
-            .and_then(|kind| kind.get(..4))
-            .unwrap_or_default();
+        let class = object.attribute("pci_type").and_then(|kind| kind.get(..4)).unwrap_or_default();
         let os_devices = self.os_devices(object)?;
         let named = |names: &[&str]| {
-            let is_named =
-                |device: &&OsDevice| names.iter().any(|name| device.name.starts_with(name));
+            let is_named = |device: &&OsDevice| names.iter().any(|name| device.name.starts_with(name));
             os_devices.iter().filter(is_named).count()
         };
-        let has_driver =
-            os_devices.iter().any(|device| device.is_compute) && named(&COMPUTE_NAMES) > 0;
+        let has_driver = os_devices.iter().any(|device| device.is_compute) && named(&COMPUTE_NAMES) > 0;
         let is_fabric = os_devices.iter().any(|device| device.is_fabric);
         let mut device = PciDevice {
             context,
@@ -178,21 +154,12 @@ impl Machine {
         if has_driver || COMPUTE_CLASSES.contains(&class) {
             if !has_driver {
                 let bus_id = device.bus_id.as_deref().unwrap_or("a PCI function");
-                self.warnings.push(format!(
-                    "{bus_id} is taken for a GPU by its class {class} alone"
-                ));
+                self.warnings.push(format!("{bus_id} is taken for a GPU by its class {class} alone"));
             }
             self.check_room(object)?;
-            let is_kept =
-                |name: &&OsDevice| COMPUTE_NAMES.iter().any(|kept| name.name.starts_with(kept));
-            device.os_devices = os_devices
-                .iter()
-                .filter(is_kept)
-                .map(|os| os.name.clone())
-                .collect();
-            let uuids = object
-                .children_named("object")
-                .filter_map(|os| info(os, "NVIDIAUUID"));
+            let is_kept = |name: &&OsDevice| COMPUTE_NAMES.iter().any(|kept| name.name.starts_with(kept));
+            device.os_devices = os_devices.iter().filter(is_kept).map(|os| os.name.clone()).collect();
+            let uuids = object.children_named("object").filter_map(|os| info(os, "NVIDIAUUID"));
             device.uuid = uuids.filter_map(|uuid| uuid.parse().ok()).next();
             self.note_roles(object, Role::Gpu(self.gpus.len()));
             self.gpus.push(device);
@@ -232,11 +199,7 @@ impl Machine {
                 let is_mask = self.version.starts_with('3');
                 Ok(OsDevice {
                     name: object.attribute("name").unwrap_or_default().to_owned(),
-                    is_compute: if is_mask {
-                        kind & 0b1100 != 0
-                    } else {
-                        matches!(kind, 1 | 5)
-                    },
+                    is_compute: if is_mask { kind & 0b1100 != 0 } else { matches!(kind, 1 | 5) },
                     is_fabric: if is_mask { kind & 32 != 0 } else { kind == 3 },
                 })
             })
@@ -249,11 +212,7 @@ impl Machine {
         let count = objects.len();
         let expected = count.saturating_mul(count);
         if values.len() != expected {
-            let fault = Fault::Announced {
-                what: "distances",
-                expected,
-                found: values.len(),
-            };
+            let fault = Fault::Announced { what: "distances", expected, found: values.len() };
             return Err(damaged(element, fault));
         }
         let mut matrix = FastMatrix {
@@ -264,14 +223,11 @@ impl Machine {
         for (row, from) in values.chunks(count.max(1)).zip(&objects) {
             let Role::Gpu(from) = *from else { continue };
             for (text, to) in row.iter().zip(&objects) {
-                let value: u64 = text
-                    .parse()
-                    .map_err(|_| damaged(element, Fault::bad_value("a distance", text)))?;
+                let value: u64 =
+                    text.parse().map_err(|_| damaged(element, Fault::bad_value("a distance", text)))?;
                 match *to {
                     Role::Gpu(to) => matrix.direct[from][to] = matrix.direct[from][to].max(value),
-                    Role::NvSwitch => {
-                        matrix.to_switch[from] = matrix.to_switch[from].saturating_add(value)
-                    }
+                    Role::NvSwitch => matrix.to_switch[from] = matrix.to_switch[from].saturating_add(value),
                     Role::Other => {}
                 }
             }
@@ -281,14 +237,10 @@ impl Machine {
 
     fn matrix_objects(&self, element: &Element) -> Result<Vec<Role>, ImportError> {
         let names = words(element, "indexes");
-        let expected: usize = number(element, "nbobjs")?
-            .ok_or_else(|| damaged(element, Fault::missing("attribute nbobjs")))?;
+        let expected: usize =
+            number(element, "nbobjs")?.ok_or_else(|| damaged(element, Fault::missing("attribute nbobjs")))?;
         if names.len() != expected {
-            let fault = Fault::Announced {
-                what: "objects",
-                expected,
-                found: names.len(),
-            };
+            let fault = Fault::Announced { what: "objects", expected, found: names.len() };
             return Err(damaged(element, fault));
         }
         let role = |name: &&str| {
@@ -307,9 +259,7 @@ impl Machine {
         matrices.iter().find_map(|matrix| {
             let switched = matrix.to_switch[a].min(matrix.to_switch[b]);
             match (matrix.direct[a][b], matrix.class) {
-                (0, LinkClass::NvLink) if switched > 0 => {
-                    Some((LinkClass::NvSwitch, Via::Switch, switched))
-                }
+                (0, LinkClass::NvLink) if switched > 0 => Some((LinkClass::NvSwitch, Via::Switch, switched)),
                 (0, _) => None,
                 (direct, class) => Some((class, Via::Direct, direct)),
             }
@@ -328,14 +278,10 @@ impl Machine {
         let nics = self.nics.iter().enumerate();
         report.nic_list = Some(nics.map(|(index, nic)| report_nic(index, nic)).collect());
         report.links = Some(self.report_links(fast));
-        report.gpu_to_switch_mb_s = fast
-            .iter()
-            .find(|matrix| matrix.to_switch.iter().any(|&rate| rate > 0))
-            .map(|matrix| {
+        report.gpu_to_switch_mb_s =
+            fast.iter().find(|matrix| matrix.to_switch.iter().any(|&rate| rate > 0)).map(|matrix| {
                 let rates = matrix.to_switch.iter().enumerate();
-                rates
-                    .map(|(gpu, &rate)| (format!("GPU{gpu}"), rate))
-                    .collect()
+                rates.map(|(gpu, &rate)| (format!("GPU{gpu}"), rate)).collect()
             });
         report.nvlink_stated = fast.is_empty().then_some(false);
         report.warnings.clone_from(&self.warnings);
@@ -362,11 +308,7 @@ impl Machine {
         for (a, gpu) in self.gpus.iter().enumerate() {
             for (b, nic) in self.nics.iter().enumerate() {
                 let path = path(&gpu.context, &nic.context).to_string();
-                links.push(ReportLink::new(
-                    &format!("GPU{a}"),
-                    &format!("NIC{b}"),
-                    path,
-                ));
+                links.push(ReportLink::new(&format!("GPU{a}"), &format!("NIC{b}"), path));
             }
         }
         links
@@ -472,11 +414,7 @@ fn path(a: &Context, b: &Context) -> PathClass {
             _ => PathClass::Pxb,
         };
     }
-    if a.numa == b.numa {
-        PathClass::Node
-    } else {
-        PathClass::Sys
-    }
+    if a.numa == b.numa { PathClass::Node } else { PathClass::Sys }
 }
 
 fn common_bridges(a: &Context, b: &Context) -> usize {
@@ -495,9 +433,7 @@ fn slowest_between(a: &PciDevice, b: &PciDevice) -> Option<Bandwidth> {
 
 /// The slowest PCIe link from a device up to the bridge at `depth`; `None` if any is unknown.
 fn slowest(device: &PciDevice, depth: usize) -> Option<Bandwidth> {
-    let above = device.context.bridges[depth..]
-        .iter()
-        .map(|(_, speed)| *speed);
+    let above = device.context.bridges[depth..].iter().map(|(_, speed)| *speed);
     let all = above.chain([known_speed(device.gb_s)]);
     let slowest = all.reduce(|slowest, next| Some(slowest?.min(next?)))??;
     Some(Bandwidth::from_gb_per_s(slowest))
@@ -550,10 +486,7 @@ fn fast_word(class: LinkClass) -> &'static str {
 
 /// The words of all children with this name, in order: long lists are split over several.
 fn words<'e>(element: &'e Element, name: &'e str) -> Vec<&'e str> {
-    element
-        .children_named(name)
-        .flat_map(|child| child.text.split_whitespace())
-        .collect()
+    element.children_named(name).flat_map(|child| child.text.split_whitespace()).collect()
 }
 
 fn info<'e>(object: &'e Element, name: &str) -> Option<&'e str> {
@@ -568,8 +501,8 @@ fn nodeset(object: &Element, mask: &str) -> Result<Vec<u32>, ImportError> {
     if mask.contains("...") {
         return Ok(Vec::new());
     }
-    let nodes = CpuList::from_mask(mask)
-        .map_err(|_| damaged(object, Fault::bad_value("attribute nodeset", mask)))?;
+    let nodes =
+        CpuList::from_mask(mask).map_err(|_| damaged(object, Fault::bad_value("attribute nodeset", mask)))?;
     if nodes.count() > MAX_NUMA_NODES as u64 {
         return Err(too_many(object, "NUMA nodes", MAX_NUMA_NODES));
     }
@@ -591,10 +524,7 @@ fn known_speed(gb_s: f64) -> Option<f64> {
     (gb_s > 0.0).then_some(gb_s)
 }
 
-#[expect(
-    clippy::cast_precision_loss,
-    reason = "no link comes near 2^53 megabytes per second"
-)]
+#[expect(clippy::cast_precision_loss, reason = "no link comes near 2^53 megabytes per second")]
 fn from_mb_per_s(mb_s: u64) -> Bandwidth {
     Bandwidth::from_gb_per_s(mb_s as f64 / 1_000.0)
 }
@@ -610,12 +540,7 @@ fn number<T: std::str::FromStr>(element: &Element, name: &str) -> Result<Option<
 }
 
 fn too_many(object: &Element, what: &'static str, limit: usize) -> ImportError {
-    ImportError::TooMany {
-        format: Format::HwlocXml,
-        line: object.line,
-        what,
-        limit,
-    }
+    ImportError::TooMany { format: Format::HwlocXml, line: object.line, what, limit }
 }
 
 fn damaged(element: &Element, fault: Fault) -> ImportError {

@@ -3,14 +3,14 @@
 use warpweft_core_types::{Bandwidth, LinkClass, PathClass};
 
 use super::{
-    FastLink, Fault, Format, ImportError, Imported, Labelled, MAX_ENDPOINTS, Numa, Report,
-    ReportDevice, ReportLink, ReportNic, Via,
+    FastLink, Fault, Format, ImportError, Imported, Labelled, MAX_ENDPOINTS, Numa, Report, ReportDevice,
+    ReportLink, ReportNic, Via,
     error::token,
     xml::{self, Element},
 };
 use crate::{
-    BuildError, CpuList, DeviceKind, LinkDesc, NodeDesc, NodeId, NodeKind, PcieLink, PcieRate,
-    Provenance, Topology, TopologyBuilder,
+    BuildError, CpuList, DeviceKind, LinkDesc, NodeDesc, NodeId, NodeKind, PcieLink, PcieRate, Provenance,
+    Topology, TopologyBuilder,
 };
 
 pub(super) fn import(text: &str) -> Result<Imported, ImportError> {
@@ -21,12 +21,8 @@ pub(super) fn import(text: &str) -> Result<Imported, ImportError> {
     let system = System::read(&root)?;
     let fast = system.fast_links()?;
     let report = system.report(&root, &fast);
-    let topology = system
-        .topology(&fast)
-        .map_err(|source| ImportError::Build {
-            format: Format::NcclXml,
-            source,
-        })?;
+    let topology =
+        system.topology(&fast).map_err(|source| ImportError::Build { format: Format::NcclXml, source })?;
     Ok(Imported { topology, report })
 }
 
@@ -105,10 +101,7 @@ struct Fast {
 
 impl System {
     fn read(root: &Element) -> Result<Self, ImportError> {
-        let mut system = Self {
-            has_gpu_elements: contains_gpu(root),
-            ..Self::default()
-        };
+        let mut system = Self { has_gpu_elements: contains_gpu(root), ..Self::default() };
         for cpu in root.children_named("cpu") {
             system.read_cpu(cpu)?;
         }
@@ -122,9 +115,7 @@ impl System {
             if system.gpus.is_empty() {
                 return Err(damaged(root, Fault::Unclassified { count }));
             }
-            system.warnings.push(format!(
-                "{count} <pci> nodes have no class attribute and are left out"
-            ));
+            system.warnings.push(format!("{count} <pci> nodes have no class attribute and are left out"));
         }
         Ok(system)
     }
@@ -137,34 +128,23 @@ impl System {
             .as_deref()
             .map(CpuList::from_mask)
             .transpose()
-            .map_err(|error| {
-                damaged(element, Fault::bad_value("affinity of <cpu>", &error.text))
-            })?;
+            .map_err(|error| damaged(element, Fault::bad_value("affinity of <cpu>", &error.text)))?;
         let host_hash = element.attribute("host_hash").map(str::to_owned);
         if self.cpus.len() == MAX_ENDPOINTS {
             return Err(too_many(element.line, "processors", MAX_ENDPOINTS));
         }
-        let hosts = self
-            .cpus
-            .iter()
-            .map(|cpu| cpu.host + 1)
-            .max()
-            .unwrap_or_default();
+        let hosts = self.cpus.iter().map(|cpu| cpu.host + 1).max().unwrap_or_default();
         let same = self.cpus.iter().find(|cpu| cpu.host_hash == host_hash);
         let host = same.map_or(hosts, |cpu| cpu.host);
         self.cpus.push(Cpu {
             numa_node,
             mask,
             // An offset shifts the mask by an amount that is nowhere described.
-            cpus: cpus
-                .filter(|cpus| !cpus.is_empty() && element.attribute("affinity_offset").is_none()),
+            cpus: cpus.filter(|cpus| !cpus.is_empty() && element.attribute("affinity_offset").is_none()),
             host_hash,
             host,
         });
-        let spot = Spot {
-            cpu: self.cpus.len() - 1,
-            ..Spot::default()
-        };
+        let spot = Spot { cpu: self.cpus.len() - 1, ..Spot::default() };
         for child in &element.children {
             match child.name.as_str() {
                 "pci" => self.read_pci(child, &spot)?,
@@ -220,8 +200,7 @@ impl System {
             None | Some("") => self.unclassified += 1,
             Some(class) if is_gpu_class(class) && self.has_gpu_elements => {
                 let bus_id = spot.bus_id.unwrap_or_default();
-                self.warnings
-                    .push(format!("{bus_id} is a GPU by its class but has no <gpu>"));
+                self.warnings.push(format!("{bus_id} is a GPU by its class but has no <gpu>"));
             }
             Some(class) if is_gpu_class(class) => self.add_gpu(None, element.line, spot)?,
             Some(class) if class.starts_with("0x02") => self.add_nic(element, spot)?,
@@ -230,12 +209,7 @@ impl System {
         Ok(())
     }
 
-    fn add_gpu(
-        &mut self,
-        gpu: Option<&Element>,
-        line: usize,
-        spot: Spot,
-    ) -> Result<(), ImportError> {
+    fn add_gpu(&mut self, gpu: Option<&Element>, line: usize, spot: Spot) -> Result<(), ImportError> {
         self.check_room(line)?;
         let Some(element) = gpu else {
             self.gpus.push(Gpu {
@@ -292,11 +266,7 @@ impl System {
                 .map(str::to_owned)
                 .collect()
         };
-        self.nics.push(Nic {
-            spot,
-            names: values("name"),
-            speeds: values("speed"),
-        });
+        self.nics.push(Nic { spot, names: values("name"), speeds: values("speed") });
         Ok(())
     }
 
@@ -325,11 +295,7 @@ impl System {
                 let Some(b) = self.peer(gpu, &link.target).filter(|&b| b != a) else {
                     continue;
                 };
-                let class = if link.kind == "xgmi" {
-                    LinkClass::Xgmi
-                } else {
-                    LinkClass::NvLink
-                };
+                let class = if link.kind == "xgmi" { LinkClass::Xgmi } else { LinkClass::NvLink };
                 let slot = &mut direct[a][b];
                 *slot = (slot.0.saturating_add(link.count), class);
             }
@@ -390,14 +356,10 @@ impl System {
             let mask = cpu.mask.clone()?;
             Some((cpu.numa_node.to_string(), mask))
         });
-        report.cpu_affinity_mask =
-            Some(masks.collect::<Labelled<_>>()).filter(|masks| !masks.0.is_empty());
+        report.cpu_affinity_mask = Some(masks.collect::<Labelled<_>>()).filter(|masks| !masks.0.is_empty());
         report.gpu_list = Some(self.gpus.iter().map(|gpu| self.report_gpu(gpu)).collect());
         let nics = self.nics.iter().enumerate();
-        report.nic_list = Some(
-            nics.map(|(index, nic)| self.report_nic(index, nic))
-                .collect(),
-        );
+        report.nic_list = Some(nics.map(|(index, nic)| self.report_nic(index, nic)).collect());
         report.links = Some(self.report_links(fast));
         report.nvlink_stated = (!self.has_gpu_elements).then_some(false);
         report.warnings.clone_from(&self.warnings);
@@ -406,9 +368,7 @@ impl System {
 
     fn report_gpu(&self, gpu: &Gpu) -> ReportDevice {
         let with_peers = gpu.links.iter().map(|link| FastLink {
-            peer: self
-                .peer(gpu, &link.target)
-                .map(|peer| self.gpus[peer].label.clone()),
+            peer: self.peer(gpu, &link.target).map(|peer| self.gpus[peer].label.clone()),
             ..link.clone()
         });
         let total = total(gpu.links.iter());
@@ -444,9 +404,7 @@ impl System {
         let mut links = Vec::new();
         for (a, gpu) in self.gpus.iter().enumerate() {
             for (b, other) in self.gpus.iter().enumerate().skip(a + 1) {
-                let path = self
-                    .path(&gpu.spot, &other.spot)
-                    .map(|path| path.to_string());
+                let path = self.path(&gpu.spot, &other.spot).map(|path| path.to_string());
                 match fast.next_if(|fast| (fast.a, fast.b) == (a, b)) {
                     Some(fast) => links.push(ReportLink {
                         count: Some(fast.count),
@@ -454,17 +412,15 @@ impl System {
                         pci: path,
                         ..ReportLink::new(&gpu.label, &other.label, fast.word())
                     }),
-                    None => links
-                        .extend(path.map(|path| ReportLink::new(&gpu.label, &other.label, path))),
+                    None => links.extend(path.map(|path| ReportLink::new(&gpu.label, &other.label, path))),
                 }
             }
         }
         for gpu in &self.gpus {
             for (index, nic) in self.nics.iter().enumerate() {
                 let path = self.path(&gpu.spot, &nic.spot);
-                let link = |path: PathClass| {
-                    ReportLink::new(&gpu.label, &format!("NIC{index}"), path.to_string())
-                };
+                let link =
+                    |path: PathClass| ReportLink::new(&gpu.label, &format!("NIC{index}"), path.to_string());
                 links.extend(path.map(link));
             }
         }
@@ -475,22 +431,15 @@ impl System {
         let mut builder = Topology::builder();
         let mut ids: Vec<NodeId> = Vec::new();
         for gpu in &self.gpus {
-            ids.push(
-                builder
-                    .node(self.node(NodeDesc::device(&gpu.label, DeviceKind::Gpu), &gpu.spot))?,
-            );
+            ids.push(builder.node(self.node(NodeDesc::device(&gpu.label, DeviceKind::Gpu), &gpu.spot))?);
         }
         for (index, nic) in self.nics.iter().enumerate() {
             let mut desc = NodeDesc::new(format!("NIC{index}"), NodeKind::Nic);
             desc.model = (!nic.names.is_empty()).then(|| nic.names.join(" "));
             ids.push(builder.node(self.node(desc, &nic.spot))?);
         }
-        let spots: Vec<&Spot> = self
-            .gpus
-            .iter()
-            .map(|gpu| &gpu.spot)
-            .chain(self.nics.iter().map(|nic| &nic.spot))
-            .collect();
+        let spots: Vec<&Spot> =
+            self.gpus.iter().map(|gpu| &gpu.spot).chain(self.nics.iter().map(|nic| &nic.spot)).collect();
         for a in 0..ids.len() {
             for b in a + 1..ids.len() {
                 let Some(path) = self.path(spots[a], spots[b]) else {
@@ -533,10 +482,8 @@ impl System {
                 continue;
             };
             let host = builder.host(numa_node)?;
-            let desc = LinkDesc {
-                bandwidth: slowest(spot, 0),
-                ..LinkDesc::new(LinkClass::Pcie, Provenance::File)
-            };
+            let desc =
+                LinkDesc { bandwidth: slowest(spot, 0), ..LinkDesc::new(LinkClass::Pcie, Provenance::File) };
             builder.link_both(id, host, desc)?;
         }
         for (gpu, &id) in self.gpus.iter().zip(ids) {
@@ -554,10 +501,7 @@ impl System {
         desc.place.numa_node = u32::try_from(cpu.numa_node).ok();
         desc.place.cpus.clone_from(&cpu.cpus);
         desc.place.host.clone_from(&cpu.host_hash);
-        desc.place.pcie = spot.rate.map(|rate| PcieLink {
-            current: Some(rate),
-            max: None,
-        });
+        desc.place.pcie = spot.rate.map(|rate| PcieLink { current: Some(rate), max: None });
         desc
     }
 }
@@ -600,9 +544,7 @@ fn read_link(element: &Element) -> Result<FastLink, ImportError> {
         let what = format!("attribute {name} of <{}>", element.name);
         damaged(element, Fault::missing(what))
     };
-    let target = element
-        .attribute("target")
-        .ok_or_else(|| missing("target"))?;
+    let target = element.attribute("target").ok_or_else(|| missing("target"))?;
     Ok(FastLink {
         kind: element.name.clone(),
         target: target.to_owned(),
@@ -631,9 +573,7 @@ fn is_gpu_class(class: &str) -> bool {
 
 /// NVSwitches are bridges of the class "other"; processors with NVLink have the next code.
 fn is_switch(link: &FastLink) -> bool {
-    link.tclass
-        .as_deref()
-        .is_some_and(|class| class.starts_with("0x068000"))
+    link.tclass.as_deref().is_some_and(|class| class.starts_with("0x068000"))
 }
 
 fn total<'a>(links: impl Iterator<Item = &'a FastLink>) -> u32 {
@@ -658,17 +598,10 @@ fn slowest_between(a: &Spot, b: &Spot) -> Option<Bandwidth> {
 /// The slowest PCIe link from a spot up to the switch at `depth`.
 fn slowest(spot: &Spot, depth: usize) -> Option<Bandwidth> {
     let above = spot.switches[depth..].iter().map(|(_, rate)| *rate);
-    above
-        .chain([spot.rate])
-        .map(|rate| rate.map(PcieRate::bandwidth))
-        .reduce(|slowest, next| {
-            let (slowest, next) = (slowest?, next?);
-            Some(if next.gb_per_s < slowest.gb_per_s {
-                next
-            } else {
-                slowest
-            })
-        })?
+    above.chain([spot.rate]).map(|rate| rate.map(PcieRate::bandwidth)).reduce(|slowest, next| {
+        let (slowest, next) = (slowest?, next?);
+        Some(if next.gb_per_s < slowest.gb_per_s { next } else { slowest })
+    })?
 }
 
 fn number<T: std::str::FromStr>(element: &Element, name: &str) -> Result<Option<T>, ImportError> {
@@ -682,12 +615,7 @@ fn number<T: std::str::FromStr>(element: &Element, name: &str) -> Result<Option<
 }
 
 fn too_many(line: usize, what: &'static str, limit: usize) -> ImportError {
-    ImportError::TooMany {
-        format: Format::NcclXml,
-        line,
-        what,
-        limit,
-    }
+    ImportError::TooMany { format: Format::NcclXml, line, what, limit }
 }
 
 fn damaged(element: &Element, fault: Fault) -> ImportError {

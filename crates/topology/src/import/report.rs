@@ -127,11 +127,7 @@ impl Report {
         let (mut among_devices, mut to_nics, mut among_nics) = (Vec::new(), Vec::new(), Vec::new());
         for edge in topology.joined_pairs() {
             let (from, to) = (&nodes[edge.from.index()], &nodes[edge.to.index()]);
-            let (a, b) = if is_nic(from) && to.is_device() {
-                (to, from)
-            } else {
-                (from, to)
-            };
+            let (a, b) = if is_nic(from) && to.is_device() { (to, from) } else { (from, to) };
             let links = match (a.is_device(), b.is_device()) {
                 (true, true) => &mut among_devices,
                 (true, false) if is_nic(b) => &mut to_nics,
@@ -147,10 +143,7 @@ impl Report {
         report.links = Some(sorted(among_devices).chain(sorted(to_nics)).collect());
         report.nic_links = Some(sorted(among_nics).collect());
         report.numa = Some(
-            topology
-                .devices()
-                .map(|node| (node.name.clone(), Printed::from(node.place.numa_node)))
-                .collect(),
+            topology.devices().map(|node| (node.name.clone(), Printed::from(node.place.numa_node))).collect(),
         );
         report
     }
@@ -195,10 +188,7 @@ pub struct Labelled<T>(pub Vec<(String, T)>);
 impl<T> Labelled<T> {
     /// The value under `label`.
     pub fn find(&self, label: &str) -> Option<&T> {
-        self.0
-            .iter()
-            .find(|(known, _)| known == label)
-            .map(|(_, value)| value)
+        self.0.iter().find(|(known, _)| known == label).map(|(_, value)| value)
     }
 }
 
@@ -235,9 +225,7 @@ impl Printed {
     pub(super) fn cell(text: Option<&str>) -> Self {
         match text {
             None | Some("" | "N/A") => Self::Nothing,
-            Some(text) => text
-                .parse()
-                .map_or_else(|_| Self::Text(text.to_owned()), Self::Number),
+            Some(text) => text.parse().map_or_else(|_| Self::Text(text.to_owned()), Self::Number),
         }
     }
 

@@ -18,9 +18,7 @@ pub(super) fn import(text: &str) -> Result<Imported, ImportError> {
     report.nics = Some(0);
     for (table, name) in [(&weights, "weights"), (&hops, "hops")] {
         match table {
-            None => report
-                .warnings
-                .push(format!("the table of {name} is missing")),
+            None => report.warnings.push(format!("the table of {name} is missing")),
             Some(table) if table.labels != types.labels => {
                 let what = format!("the header of the table of {name}");
                 let fault = Fault::bad_value(what, &table.labels.join(" "));
@@ -33,10 +31,8 @@ pub(super) fn import(text: &str) -> Result<Imported, ImportError> {
     report.links = Some(links(&types, weights.as_ref(), hops.as_ref()));
     report.numa = numa(text, "Numa Node:", &types)?;
     report.numa_affinity = numa(text, "Numa Affinity:", &types)?;
-    let topology = topology(&report, &types).map_err(|source| ImportError::Build {
-        format: Format::RocmSmi,
-        source,
-    })?;
+    let topology =
+        topology(&report, &types).map_err(|source| ImportError::Build { format: Format::RocmSmi, source })?;
     Ok(Imported { topology, report })
 }
 
@@ -45,11 +41,7 @@ fn block<'a>(
     title: &str,
     is_code: fn(&str) -> bool,
 ) -> Result<Option<Table<'a>>, ImportError> {
-    let dialect = Dialect {
-        format: Format::RocmSmi,
-        mark: "0",
-        is_code,
-    };
+    let dialect = Dialect { format: Format::RocmSmi, mark: "0", is_code };
     let mut lines = text::numbered(text);
     if !lines.any(|(_, line)| line.contains(title)) {
         return Ok(None);
@@ -73,11 +65,7 @@ fn is_number(word: &str) -> bool {
     word.parse::<u32>().is_ok_and(|number| number > 0)
 }
 
-fn links(
-    types: &Table<'_>,
-    weights: Option<&Table<'_>>,
-    hops: Option<&Table<'_>>,
-) -> Vec<ReportLink> {
+fn links(types: &Table<'_>, weights: Option<&Table<'_>>, hops: Option<&Table<'_>>) -> Vec<ReportLink> {
     let number = |table: Option<&Table<'_>>, a, b| table?.pair(a, b)?.parse().ok();
     let mut links = Vec::new();
     for a in 0..types.labels.len() {
@@ -96,29 +84,20 @@ fn links(
 }
 
 /// The lines `GPU[0] : (Topology) Numa Node: 0`.
-fn numa(
-    text: &str,
-    key: &str,
-    table: &Table<'_>,
-) -> Result<Option<Labelled<Printed>>, ImportError> {
+fn numa(text: &str, key: &str, table: &Table<'_>) -> Result<Option<Labelled<Printed>>, ImportError> {
     let mut values: Vec<(String, Printed)> = Vec::new();
     for (line, text) in text::numbered(text) {
         let Some((head, value)) = text.split_once(key) else {
             continue;
         };
         let at = |fault: Fault| fault.at(Format::RocmSmi, line);
-        let number = head
-            .trim_start()
-            .strip_prefix("GPU[")
-            .and_then(|rest| rest.split(']').next());
+        let number = head.trim_start().strip_prefix("GPU[").and_then(|rest| rest.split(']').next());
         let label = format!("GPU{}", number.unwrap_or_default());
         if !table.labels.contains(&label.as_str()) {
             return Err(at(Fault::bad_value("the GPU of a NUMA node", head.trim())));
         }
         if values.iter().any(|(known, _)| *known == label) {
-            return Err(at(Fault::DoubleLabel {
-                label: format!("{key} {label}"),
-            }));
+            return Err(at(Fault::DoubleLabel { label: format!("{key} {label}") }));
         }
         let value = Printed::cell(Some(value.trim()));
         if let Printed::Text(text) = &value {

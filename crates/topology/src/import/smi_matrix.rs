@@ -19,10 +19,8 @@ pub(super) fn import(text: &str) -> Result<Imported, ImportError> {
     let nic_names = legend(lines.clone());
     let mut report = report(&table, columns, nic_names);
     report.warnings.extend(second_table(lines));
-    let topology = topology(&table, &report).map_err(|source| ImportError::Build {
-        format: Format::SmiMatrix,
-        source,
-    })?;
+    let topology = topology(&table, &report)
+        .map_err(|source| ImportError::Build { format: Format::SmiMatrix, source })?;
     Ok(Imported { topology, report })
 }
 
@@ -31,11 +29,7 @@ pub(super) fn is_code(word: &str) -> bool {
     parse_code(word).is_some()
 }
 
-const DIALECT: Dialect = Dialect {
-    format: Format::SmiMatrix,
-    mark: "X",
-    is_code,
-};
+const DIALECT: Dialect = Dialect { format: Format::SmiMatrix, mark: "X", is_code };
 
 /// A cell: bonded NVLinks, or the way through the PCI tree.
 #[derive(Clone, Copy)]
@@ -103,10 +97,7 @@ fn is_list(cell: Option<&str>) -> bool {
 
 /// The lines `NICn: name` below `NIC Legend:`.
 fn legend<'a>(lines: impl Iterator<Item = (usize, &'a str)>) -> Option<Labelled<String>> {
-    let mut lines = lines.map(|(_, line)| {
-        line.trim_start_matches(['#', '>', '|', ' ', '\t'])
-            .trim_end()
-    });
+    let mut lines = lines.map(|(_, line)| line.trim_start_matches(['#', '>', '|', ' ', '\t']).trim_end());
     lines.find(|line| line.starts_with("NIC Legend"))?;
     let entries = lines
         .skip_while(|line| line.is_empty())
@@ -163,10 +154,7 @@ fn link(table: &Table<'_>, a: usize, b: usize) -> Option<ReportLink> {
     let word = table.pair(a, b)?;
     let (a, b) = (table.labels[a], table.labels[b]);
     Some(match parse_nvlinks(word) {
-        Some(count) => ReportLink {
-            count: Some(count),
-            ..ReportLink::new(a, b, "NV")
-        },
+        Some(count) => ReportLink { count: Some(count), ..ReportLink::new(a, b, "NV") },
         None => ReportLink::new(a, b, word),
     })
 }
@@ -174,11 +162,7 @@ fn link(table: &Table<'_>, a: usize, b: usize) -> Option<ReportLink> {
 fn topology(table: &Table<'_>, report: &Report) -> Result<Topology, BuildError> {
     let mut builder = Topology::builder();
     let mut ids = Vec::new();
-    let mut nodes: Vec<NodeDesc> = table
-        .labels
-        .iter()
-        .map(|label| node(label, report))
-        .collect();
+    let mut nodes: Vec<NodeDesc> = table.labels.iter().map(|label| node(label, report)).collect();
     for nic in (0..nodes.len()).filter(|&index| !is_gpu(table.labels[index])) {
         nodes[nic].place.numa_node = numa_node_of_nic(table, &nodes, nic);
     }
@@ -202,20 +186,14 @@ fn topology(table: &Table<'_>, report: &Report) -> Result<Topology, BuildError> 
 fn node(label: &str, report: &Report) -> NodeDesc {
     if !is_gpu(label) {
         let mut nic = NodeDesc::new(label, NodeKind::Nic);
-        nic.model = report
-            .nic_names
-            .as_ref()
-            .and_then(|names| names.find(label))
-            .cloned();
+        nic.model = report.nic_names.as_ref().and_then(|names| names.find(label)).cloned();
         return nic;
     }
     let mut gpu = NodeDesc::device(label, DeviceKind::Gpu);
     let value = |column: &Option<Labelled<Printed>>| column.as_ref()?.find(label).cloned();
     gpu.place.numa_node = value(&report.numa).and_then(|numa| numa.numa_node());
     gpu.place.cpus = match value(&report.cpu_affinity) {
-        Some(Printed::Number(cpu)) => u32::try_from(cpu)
-            .ok()
-            .map(|cpu| [cpu].into_iter().collect()),
+        Some(Printed::Number(cpu)) => u32::try_from(cpu).ok().map(|cpu| [cpu].into_iter().collect()),
         Some(Printed::Text(list)) => list.parse().ok(),
         _ => None,
     };
@@ -232,20 +210,14 @@ fn numa_node_of_nic(table: &Table<'_>, nodes: &[NodeDesc], nic: usize) -> Option
     };
     let mut near = (0..nodes.len()).filter(|&gpu| is_gpu(table.labels[gpu]) && shares(gpu));
     let numa_node = nodes[near.next()?].place.numa_node;
-    near.all(|gpu| nodes[gpu].place.numa_node == numa_node)
-        .then_some(numa_node)
-        .flatten()
+    near.all(|gpu| nodes[gpu].place.numa_node == numa_node).then_some(numa_node).flatten()
 }
 
 fn describe(code: Code, is_switched: bool) -> LinkDesc {
     match code {
         Code::Path(path) => LinkDesc::new(LinkClass::Pcie, Provenance::File).path(path),
         Code::NvLinks(count) => {
-            let class = if is_switched {
-                LinkClass::NvSwitch
-            } else {
-                LinkClass::NvLink
-            };
+            let class = if is_switched { LinkClass::NvSwitch } else { LinkClass::NvLink };
             LinkDesc::new(class, Provenance::File).link_count(count)
         }
     }

@@ -2,9 +2,7 @@
 
 use warpweft_core_types::DeviceUuid;
 
-use super::{
-    Fault, Format, ImportError, Imported, Labelled, NvLinkReport, Report, error::token, text,
-};
+use super::{Fault, Format, ImportError, Imported, Labelled, NvLinkReport, Report, error::token, text};
 use crate::{DeviceKind, NodeDesc, Topology};
 
 pub(super) fn import(text: &str) -> Result<Imported, ImportError> {
@@ -23,22 +21,12 @@ pub(super) fn import(text: &str) -> Result<Imported, ImportError> {
             Some(uuid) => desc = desc.uuid(uuid),
             None => warnings.push(format!("{} has no readable UUID", gpu.label)),
         }
-        builder.node(desc).map_err(|source| ImportError::Build {
-            format: Format::SmiNvLink,
-            source,
-        })?;
+        builder.node(desc).map_err(|source| ImportError::Build { format: Format::SmiNvLink, source })?;
     }
     let mut report = Report::new(Format::SmiNvLink, gpus.len());
-    report.nvlink = Some(
-        gpus.into_iter()
-            .map(|gpu| (gpu.label, gpu.report))
-            .collect(),
-    );
+    report.nvlink = Some(gpus.into_iter().map(|gpu| (gpu.label, gpu.report)).collect());
     report.warnings = warnings;
-    Ok(Imported {
-        topology: builder.build(),
-        report,
-    })
+    Ok(Imported { topology: builder.build(), report })
 }
 
 /// Whether a line can only be of this format.
@@ -70,9 +58,7 @@ fn read(text: &str) -> Result<Vec<Gpu>, ImportError> {
             }
             gpus.push(gpu);
         } else if let Some((number, state)) = link_line(text) {
-            let gpu = gpus
-                .last_mut()
-                .ok_or_else(|| at(Fault::missing("the GPU above this link")))?;
+            let gpu = gpus.last_mut().ok_or_else(|| at(Fault::missing("the GPU above this link")))?;
             gpu.add_link(number, state).map_err(at)?;
         }
     }
@@ -131,9 +117,7 @@ fn link_line(line: &str) -> Option<(u32, &str)> {
 
 /// What is printed instead of links where none is active.
 fn is_all_inactive(line: &str) -> bool {
-    line.trim_start()
-        .to_ascii_lowercase()
-        .starts_with("nvml: unable to retrieve nvlink information")
+    line.trim_start().to_ascii_lowercase().starts_with("nvml: unable to retrieve nvlink information")
 }
 
 /// Bounds the list of one GPU; the most there has been is 18.

@@ -21,10 +21,8 @@ pub(super) fn import(text: &str) -> Result<Imported, ImportError> {
     report.capability = Some(capability(text, table.line(0)));
     report.p2p = Some(statuses(&table));
     report.warnings.clone_from(&table.warnings);
-    let topology = topology(&table, &report).map_err(|source| ImportError::Build {
-        format: Format::SmiP2p,
-        source,
-    })?;
+    let topology =
+        topology(&table, &report).map_err(|source| ImportError::Build { format: Format::SmiP2p, source })?;
     Ok(Imported { topology, report })
 }
 
@@ -33,11 +31,7 @@ pub(super) fn is_status(word: &str) -> bool {
     meaning(word).is_some()
 }
 
-const DIALECT: Dialect = Dialect {
-    format: Format::SmiP2p,
-    mark: "X",
-    is_code: is_status,
-};
+const DIALECT: Dialect = Dialect { format: Format::SmiP2p, mark: "X", is_code: is_status };
 
 fn meaning(status: &str) -> Option<&'static str> {
     Some(match status {

@@ -173,9 +173,7 @@ impl<'a> Table<'a> {
             self.end = next + 1;
             lines.next();
         }
-        let row = self
-            .row(line, &words)
-            .map_err(|fault| fault.at(dialect.format, line))?;
+        let row = self.row(line, &words).map_err(|fault| fault.at(dialect.format, line))?;
         if self.rows[place].replace(row).is_some() {
             let label = token(label);
             return Err(Fault::DoubleLabel { label }.at(dialect.format, line));
@@ -199,29 +197,20 @@ impl<'a> Table<'a> {
             });
         }
         let (cells, rest) = words[1..].split_at(least);
-        Ok(Row {
-            line,
-            cells: cells.to_vec(),
-            rest: rest.to_vec(),
-        })
+        Ok(Row { line, cells: cells.to_vec(), rest: rest.to_vec() })
     }
 
     fn check_rows(&mut self, dialect: &Dialect) -> Result<(), ImportError> {
         let missing = || {
             let labels = self.labels.iter().copied();
-            labels
-                .zip(&self.rows)
-                .filter(|(_, row)| row.is_none())
-                .map(|(label, _)| label)
+            labels.zip(&self.rows).filter(|(_, row)| row.is_none()).map(|(label, _)| label)
         };
         if missing().any(is_gpu) {
             let columns = self.labels.iter().filter(|label| is_gpu(label)).count();
             let rows = list(missing().filter(|label| is_gpu(label)));
             return Err(Fault::MissingRows { columns, rows }.at(dialect.format, self.end));
         }
-        let warnings: Vec<String> = missing()
-            .map(|label| format!("row {label} is missing"))
-            .collect();
+        let warnings: Vec<String> = missing().map(|label| format!("row {label} is missing")).collect();
         self.warnings.extend(warnings);
         Ok(())
     }
@@ -237,13 +226,7 @@ impl<'a> Table<'a> {
         Ok(())
     }
 
-    fn check_cell(
-        &self,
-        row: usize,
-        column: usize,
-        cell: &str,
-        dialect: &Dialect,
-    ) -> Result<(), Fault> {
+    fn check_cell(&self, row: usize, column: usize, cell: &str, dialect: &Dialect) -> Result<(), Fault> {
         let label = |index: usize| token(self.labels[index]);
         if (row == column) != (cell == dialect.mark) {
             return Err(Fault::Diagonal {
@@ -257,11 +240,7 @@ impl<'a> Table<'a> {
             return Ok(());
         }
         if !(dialect.is_code)(cell) {
-            return Err(Fault::UnknownToken {
-                row: label(row),
-                column: label(column),
-                token: token(cell),
-            });
+            return Err(Fault::UnknownToken { row: label(row), column: label(column), token: token(cell) });
         }
         let back = self.rows[column].as_ref().map(|back| back.cells[row]);
         match back {
@@ -290,9 +269,9 @@ pub(super) fn is_header(words: &[&str]) -> bool {
 
 /// Whether a label is a GPU's.
 pub(super) fn is_gpu(label: &str) -> bool {
-    label.strip_prefix("GPU").is_some_and(|number| {
-        !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit())
-    })
+    label
+        .strip_prefix("GPU")
+        .is_some_and(|number| !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
 /// Labels for a message: all of them if few, else the ends.
@@ -307,9 +286,7 @@ pub(super) fn list<'a>(labels: impl Iterator<Item = &'a str>) -> String {
     }
 }
 
-fn find_header<'a>(
-    lines: &mut impl Iterator<Item = (usize, &'a str)>,
-) -> Option<(usize, Vec<&'a str>)> {
+fn find_header<'a>(lines: &mut impl Iterator<Item = (usize, &'a str)>) -> Option<(usize, Vec<&'a str>)> {
     lines.find_map(|(line, text)| {
         let words: Vec<&str> = text::cells(text).take(HEADER_WORDS).collect();
         is_header(&words).then_some((line, words))
@@ -326,9 +303,7 @@ fn header_continuation<'a>(
     let words: Vec<&str> = text::cells(text).take(HEADER_WORDS).collect();
     let continues = !words.is_empty()
         && header.len() + words.len() <= HEADER_WORDS
-        && words
-            .iter()
-            .all(|word| is_header_word(word) && !(dialect.is_code)(word) && *word != dialect.mark)
+        && words.iter().all(|word| is_header_word(word) && !(dialect.is_code)(word) && *word != dialect.mark)
         && !header.contains(&words[0]);
     continues.then_some((line, words))
 }
@@ -348,10 +323,7 @@ fn row_continuation<'a>(
 
 /// Device labels, then the other columns.
 fn split_header<'a>(words: &[&'a str]) -> Result<(Vec<&'a str>, Vec<Extra>), Fault> {
-    let devices = words
-        .iter()
-        .position(|word| !is_label(word))
-        .unwrap_or(words.len());
+    let devices = words.iter().position(|word| !is_label(word)).unwrap_or(words.len());
     let (labels, mut rest) = words.split_at(devices);
     let mut extras = Vec::new();
     while !rest.is_empty() {
@@ -372,12 +344,7 @@ fn split_header<'a>(words: &[&'a str]) -> Result<(Vec<&'a str>, Vec<Extra>), Fau
 
 fn check_labels(labels: &[&str], format: Format, line: usize) -> Result<(), ImportError> {
     if labels.len() > MAX_ENDPOINTS {
-        return Err(ImportError::TooMany {
-            format,
-            line,
-            what: "columns",
-            limit: MAX_ENDPOINTS,
-        });
+        return Err(ImportError::TooMany { format, line, what: "columns", limit: MAX_ENDPOINTS });
     }
     let mut sorted = labels.to_vec();
     sorted.sort_unstable();
@@ -404,10 +371,7 @@ fn is_label(word: &str) -> bool {
 
 /// Lists of numbers, and `N/A`.
 fn is_affinity(word: &str) -> bool {
-    word == "N/A"
-        || word
-            .bytes()
-            .all(|byte| byte.is_ascii_digit() || matches!(byte, b'-' | b','))
+    word == "N/A" || word.bytes().all(|byte| byte.is_ascii_digit() || matches!(byte, b'-' | b','))
 }
 
 /// Words of a header that are looked at: one more than can be accepted.

@@ -43,9 +43,7 @@ pub(super) fn cells(line: &str) -> impl Iterator<Item = &str> {
 
 /// Lines with their numbers, from 1.
 pub(super) fn numbered(text: &str) -> impl Iterator<Item = (usize, &str)> + Clone {
-    text.lines()
-        .enumerate()
-        .map(|(index, line)| (index + 1, line))
+    text.lines().enumerate().map(|(index, line)| (index + 1, line))
 }
 
 fn is_decoration(c: char) -> bool {
@@ -71,10 +69,7 @@ mod tests {
         let check = |line: &str, expected: &[&str]| {
             assert_eq!(cells(line).collect::<Vec<_>>(), expected, "{line}");
         };
-        check(
-            "GPU0\t X \tNV12\t0-3\t\tN/A",
-            &["GPU0", "X", "NV12", "0-3", "N/A"],
-        );
+        check("GPU0\t X \tNV12\t0-3\t\tN/A", &["GPU0", "X", "NV12", "0-3", "N/A"]);
         check("| **GPU0** | X |", &["GPU0", "X"]);
         check("# GPU0  X", &["GPU0", "X"]);
         check("|---|:---:|", &[]);

@@ -22,10 +22,7 @@ pub(super) struct Element {
 impl Element {
     /// The value of an attribute.
     pub(super) fn attribute(&self, name: &str) -> Option<&str> {
-        self.attributes
-            .iter()
-            .find(|(known, _)| known == name)
-            .map(|(_, value)| value.as_str())
+        self.attributes.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
     }
 
     /// The children with this name.
@@ -45,9 +42,7 @@ pub(super) fn root_name(text: &str) -> Option<&str> {
         };
         // The name is taken from the text, where it lives longer than the event.
         let tag = text.get(..start)?.rsplit_once('<')?.1;
-        return tag
-            .split(|c: char| c.is_whitespace() || c == '>' || c == '/')
-            .next();
+        return tag.split(|c: char| c.is_whitespace() || c == '>' || c == '/').next();
     }
 }
 
@@ -57,15 +52,7 @@ pub(super) fn root_name(text: &str) -> Option<&str> {
 ///
 /// If it is not well-formed, ends early, is nested too deeply, has too many parts, or declares entities.
 pub(super) fn parse(text: &str, format: Format) -> Result<Element, ImportError> {
-    Parser {
-        text,
-        format,
-        open: Vec::new(),
-        root: None,
-        elements: 0,
-        counted: (0, 1),
-    }
-    .run()
+    Parser { text, format, open: Vec::new(), root: None, elements: 0, counted: (0, 1) }.run()
 }
 
 struct Parser<'a> {
@@ -179,11 +166,7 @@ impl Parser<'_> {
     }
 
     fn unclosed(&self, innermost: &str) -> String {
-        let open = self
-            .open
-            .iter()
-            .rev()
-            .map(|element| format!("<{}>", token(&element.name)));
+        let open = self.open.iter().rev().map(|element| format!("<{}>", token(&element.name)));
         let shown: Vec<String> = open.take(4).collect();
         if shown.is_empty() {
             innermost.to_owned()
@@ -203,12 +186,7 @@ impl Parser<'_> {
     }
 
     fn too_many(&self, line: usize, what: &'static str, limit: usize) -> ImportError {
-        ImportError::TooMany {
-            format: self.format,
-            line,
-            what,
-            limit,
-        }
+        ImportError::TooMany { format: self.format, line, what, limit }
     }
 
     fn line(&mut self, at: u64) -> usize {
@@ -243,11 +221,8 @@ mod tests {
 
     #[test]
     fn a_tree_is_read_with_lines_and_text() {
-        let root = parse(
-            "<?xml version='1.0'?>\n<a x='1 &lt; 2'>\n<b>t&amp;</b><b/></a>",
-            Format::NcclXml,
-        )
-        .unwrap();
+        let root =
+            parse("<?xml version='1.0'?>\n<a x='1 &lt; 2'>\n<b>t&amp;</b><b/></a>", Format::NcclXml).unwrap();
         assert_eq!((root.name.as_str(), root.line), ("a", 2));
         assert_eq!(root.attribute("x"), Some("1 < 2"));
         let texts: Vec<&str> = root.children_named("b").map(|b| b.text.as_str()).collect();
@@ -269,10 +244,7 @@ mod tests {
             "<a>\n<b>\n<c x='",
             "line 3: the text ends early: a tag or comment inside <b> inside <a>",
         );
-        check_error(
-            "<a>\n<b/>\n",
-            "line 3: the text ends early: the document inside <a>",
-        );
+        check_error("<a>\n<b/>\n", "line 3: the text ends early: the document inside <a>");
         check_error("", "the document is not closed");
     }
 

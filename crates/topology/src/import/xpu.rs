@@ -7,8 +7,8 @@ use std::collections::BTreeSet;
 use warpweft_core_types::{LinkClass, PathClass};
 
 use super::{
-    Fault, Format, ImportError, Imported, Labelled, MAX_ENDPOINTS, Printed, Report, ReportLink,
-    error::token, text,
+    Fault, Format, ImportError, Imported, Labelled, MAX_ENDPOINTS, Printed, Report, ReportLink, error::token,
+    text,
 };
 use crate::{BuildError, CpuList, DeviceKind, LinkDesc, NodeDesc, Provenance, Topology};
 
@@ -26,18 +26,12 @@ pub(super) fn import(text: &str) -> Result<Imported, ImportError> {
     let mut report = Report::new(Format::XpuSmi, devices(labels).len());
     report.tiles = Some(tiles);
     report.nics = Some(0);
-    report.links = Some(
-        pairs(tiles)
-            .map(|(a, b)| link(labels, &rows, a, b))
-            .collect(),
-    );
+    report.links = Some(pairs(tiles).map(|(a, b)| link(labels, &rows, a, b)).collect());
     if has_cpus {
         report.cpu_affinity = Some(cpu_affinity(labels, &rows)?);
     }
-    let topology = topology(labels, &rows).map_err(|source| ImportError::Build {
-        format: Format::XpuSmi,
-        source,
-    })?;
+    let topology =
+        topology(labels, &rows).map_err(|source| ImportError::Build { format: Format::XpuSmi, source })?;
     Ok(Imported { topology, report })
 }
 
@@ -58,11 +52,7 @@ struct Row<'a> {
 }
 
 fn cells(line: &str) -> Vec<&str> {
-    line.split('|')
-        .map(str::trim)
-        .filter(|cell| !cell.is_empty())
-        .take(MAX_ENDPOINTS + 2)
-        .collect()
+    line.split('|').map(str::trim).filter(|cell| !cell.is_empty()).take(MAX_ENDPOINTS + 2).collect()
 }
 
 /// The device of a label: `GPU 1/0` is a tile of device 1, `GPU 1` the device itself.
@@ -118,16 +108,9 @@ fn rows<'a>(
             return Err(at(Fault::bad_value(what, label)));
         }
         if cells.len() != expected {
-            return Err(at(Fault::CellCount {
-                row: token(label),
-                expected,
-                found: cells.len(),
-            }));
+            return Err(at(Fault::CellCount { row: token(label), expected, found: cells.len() }));
         }
-        rows.push(Row {
-            line,
-            cells: cells.to_vec(),
-        });
+        rows.push(Row { line, cells: cells.to_vec() });
     }
     if rows.len() < labels.len() {
         let fault = Fault::MissingRows {
@@ -159,12 +142,7 @@ fn parse_code(word: &str) -> Option<Code> {
         "PHB" => Code::Path(PathClass::Phb),
         "NODE" => Code::Path(PathClass::Node),
         "SYS" => Code::Path(PathClass::Sys),
-        _ => Code::XeLinks(
-            word.strip_prefix("XL")?
-                .parse()
-                .ok()
-                .filter(|lanes| *lanes > 0)?,
-        ),
+        _ => Code::XeLinks(word.strip_prefix("XL")?.parse().ok().filter(|lanes| *lanes > 0)?),
     })
 }
 
@@ -172,8 +150,7 @@ fn check_pairs(labels: &[&str], rows: &[Row<'_>]) -> Result<(), ImportError> {
     for (a, row) in rows.iter().enumerate() {
         for (b, label) in labels.iter().enumerate() {
             let cell = row.cells[b];
-            check_cell(a == b, cell, labels[a], label)
-                .map_err(|fault| fault.at(Format::XpuSmi, row.line))?;
+            check_cell(a == b, cell, labels[a], label).map_err(|fault| fault.at(Format::XpuSmi, row.line))?;
             let there = rows[b].cells[a];
             if b < a && cell != there {
                 return Err(Fault::Asymmetric {
@@ -201,11 +178,7 @@ fn check_cell(is_self: bool, cell: &str, row: &str, column: &str) -> Result<(), 
     if is_self || parse_code(cell).is_some() {
         return Ok(());
     }
-    Err(Fault::UnknownToken {
-        row: token(row),
-        column: token(column),
-        token: token(cell),
-    })
+    Err(Fault::UnknownToken { row: token(row), column: token(column), token: token(cell) })
 }
 
 fn pairs(count: usize) -> impl Iterator<Item = (usize, usize)> {
@@ -215,10 +188,9 @@ fn pairs(count: usize) -> impl Iterator<Item = (usize, usize)> {
 fn link(labels: &[&str], rows: &[Row<'_>], a: usize, b: usize) -> ReportLink {
     let word = rows[a].cells[b];
     match parse_code(word) {
-        Some(Code::XeLinks(lanes)) => ReportLink {
-            count: Some(lanes),
-            ..ReportLink::new(labels[a], labels[b], "XL")
-        },
+        Some(Code::XeLinks(lanes)) => {
+            ReportLink { count: Some(lanes), ..ReportLink::new(labels[a], labels[b], "XL") }
+        }
         _ => ReportLink::new(labels[a], labels[b], word),
     }
 }
@@ -231,9 +203,7 @@ fn cpu_affinity(labels: &[&str], rows: &[Row<'_>]) -> Result<Labelled<Printed>, 
         let name = format!("GPU{}", device(label).unwrap_or_default());
         let value = Printed::cell(text);
         let is_list = text.is_some_and(|text| text == "N/A" || text.parse::<CpuList>().is_ok());
-        let agrees = values
-            .iter()
-            .all(|(known, other)| *known != name || *other == value);
+        let agrees = values.iter().all(|(known, other)| *known != name || *other == value);
         if !is_list || !agrees {
             let what = format!("{CPU_AFFINITY} of {label}");
             let fault = Fault::bad_value(what, text.unwrap_or_default());

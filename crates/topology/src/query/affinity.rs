@@ -22,11 +22,7 @@ impl Topology {
     /// # Errors
     ///
     /// [`PathError::UnknownNode`] if the node is not of this topology.
-    pub fn nearest_devices(
-        &self,
-        from: NodeId,
-        bytes: Bytes,
-    ) -> Result<Vec<(NodeId, u64)>, PathError> {
+    pub fn nearest_devices(&self, from: NodeId, bytes: Bytes) -> Result<Vec<(NodeId, u64)>, PathError> {
         self.check(from)?;
         let costs = self.costs_from(from, bytes);
         let mut devices: Vec<(NodeId, u64)> = self
@@ -58,15 +54,8 @@ impl Topology {
             .collect();
         nics.sort_by(|a, b| {
             let unknown_last = |nic: &NicAffinity| (nic.path.is_none(), nic.path);
-            let wider_first = b
-                .bandwidth
-                .value
-                .gb_per_s
-                .total_cmp(&a.bandwidth.value.gb_per_s);
-            unknown_last(a)
-                .cmp(&unknown_last(b))
-                .then(wider_first)
-                .then(a.nic.cmp(&b.nic))
+            let wider_first = b.bandwidth.value.gb_per_s.total_cmp(&a.bandwidth.value.gb_per_s);
+            unknown_last(a).cmp(&unknown_last(b)).then(wider_first).then(a.nic.cmp(&b.nic))
         });
         Ok(nics)
     }
@@ -92,15 +81,9 @@ mod tests {
     #[test]
     fn nearer_cards_and_devices_come_first() {
         let mut builder = Topology::builder();
-        let gpu = builder
-            .node(NodeDesc::device("GPU0", DeviceKind::Gpu).near(1))
-            .unwrap();
-        let far = builder
-            .node(NodeDesc::device("GPU1", DeviceKind::Gpu))
-            .unwrap();
-        let near = builder
-            .node(NodeDesc::device("GPU2", DeviceKind::Gpu))
-            .unwrap();
+        let gpu = builder.node(NodeDesc::device("GPU0", DeviceKind::Gpu).near(1)).unwrap();
+        let far = builder.node(NodeDesc::device("GPU1", DeviceKind::Gpu)).unwrap();
+        let near = builder.node(NodeDesc::device("GPU2", DeviceKind::Gpu)).unwrap();
         let nics: Vec<NodeId> = ["NIC0", "NIC1", "NIC2"]
             .iter()
             .map(|name| builder.node(NodeDesc::new(*name, NodeKind::Nic)).unwrap())
@@ -108,33 +91,15 @@ mod tests {
         let host = builder.host(1).unwrap();
         let pcie = LinkDesc::new(LinkClass::Pcie, Provenance::File);
         builder.link_both(gpu, nics[0], pcie).unwrap();
-        builder
-            .link_both(gpu, nics[1], pcie.path(PathClass::Sys))
-            .unwrap();
-        builder
-            .link_both(gpu, nics[2], pcie.path(PathClass::Pix))
-            .unwrap();
+        builder.link_both(gpu, nics[1], pcie.path(PathClass::Sys)).unwrap();
+        builder.link_both(gpu, nics[2], pcie.path(PathClass::Pix)).unwrap();
         builder.link_both(gpu, far, pcie).unwrap();
-        builder
-            .link_both(
-                gpu,
-                near,
-                LinkDesc::new(LinkClass::NvLink, Provenance::File),
-            )
-            .unwrap();
+        builder.link_both(gpu, near, LinkDesc::new(LinkClass::NvLink, Provenance::File)).unwrap();
         let topology = builder.build();
-        let order: Vec<NodeId> = topology
-            .nearest_nics(gpu)
-            .unwrap()
-            .iter()
-            .map(|nic| nic.nic)
-            .collect();
+        let order: Vec<NodeId> = topology.nearest_nics(gpu).unwrap().iter().map(|nic| nic.nic).collect();
         assert_eq!(order, [nics[2], nics[1], nics[0]]);
         let devices = topology.nearest_devices(gpu, Bytes::mib(1)).unwrap();
-        assert_eq!(
-            devices.iter().map(|(id, _)| *id).collect::<Vec<_>>(),
-            [near, far]
-        );
+        assert_eq!(devices.iter().map(|(id, _)| *id).collect::<Vec<_>>(), [near, far]);
         let path = topology.best_path(gpu, near, Bytes::mib(1)).unwrap();
         assert_eq!(devices[0].1, path.cost_ns);
         assert_eq!(topology.nearest_host(gpu), Some(host));

@@ -39,17 +39,9 @@ impl Topology {
             return None;
         }
         let mut halves = Halves::new(self, &devices);
-        let (upper, half) = if devices.len() <= EXACT_DEVICES {
-            halves.try_all()
-        } else {
-            halves.search()
-        };
+        let (upper, half) = if devices.len() <= EXACT_DEVICES { halves.try_all() } else { halves.search() };
         let is_small = devices.len() <= EXACT_DEVICES;
-        let lower = if is_small {
-            upper
-        } else {
-            halves.least_cut().min(upper)
-        };
+        let lower = if is_small { upper } else { halves.least_cut().min(upper) };
         Some(Bisection {
             lower: Bandwidth::from_gb_per_s(lower),
             upper: Bandwidth::from_gb_per_s(upper),
@@ -88,22 +80,13 @@ impl Halves {
                 (from_source, to_sink)
             })
             .collect();
-        Self {
-            network,
-            source,
-            sink,
-            taps,
-        }
+        Self { network, source, sink, taps }
     }
 
     /// What the devices marked true can send the others.
     fn across(&mut self, sends: &[bool]) -> f64 {
         for (&(from_source, to_sink), &sends) in self.taps.iter().zip(sends) {
-            let (from, to) = if sends {
-                (f64::INFINITY, 0.0)
-            } else {
-                (0.0, f64::INFINITY)
-            };
+            let (from, to) = if sends { (f64::INFINITY, 0.0) } else { (0.0, f64::INFINITY) };
             self.network.set_capacity(from_source, from);
             self.network.set_capacity(to_sink, to);
         }
@@ -132,9 +115,7 @@ impl Halves {
     fn search(&mut self) -> (f64, Vec<bool>) {
         let count = self.taps.len();
         let starts = [
-            (0..count)
-                .map(|device| device < count / 2)
-                .collect::<Vec<bool>>(),
+            (0..count).map(|device| device < count / 2).collect::<Vec<bool>>(),
             (0..count).map(|device| device % 2 == 0).collect(),
         ];
         let mut best = (f64::INFINITY, Vec::new());
@@ -196,34 +177,22 @@ impl Halves {
 fn network(topology: &Topology) -> Network {
     let mut network = Network::with_vertices(topology.nodes().len());
     for edge in usable(topology).filter(|edge| !is_shared(edge.class.value)) {
-        network.add_arc(
-            edge.from.index(),
-            edge.to.index(),
-            edge.bandwidth().value.gb_per_s,
-        );
+        network.add_arc(edge.from.index(), edge.to.index(), edge.bandwidth().value.gb_per_s);
     }
     for class in SHARED {
         for members in components(topology, class) {
             let hub = network.add_vertex();
             for node in members {
-                let is_port = matches!(
-                    topology.nodes()[node.index()].kind,
-                    NodeKind::Device { .. } | NodeKind::Nic
-                );
+                let is_port =
+                    matches!(topology.nodes()[node.index()].kind, NodeKind::Device { .. } | NodeKind::Nic);
                 let fastest = |edges: &mut dyn Iterator<Item = &Edge>| {
                     let widths = edges.filter(|edge| edge.class.value == class && edge.is_usable());
-                    widths
-                        .map(|edge| edge.bandwidth().value.gb_per_s)
-                        .fold(0.0, f64::max)
+                    widths.map(|edge| edge.bandwidth().value.gb_per_s).fold(0.0, f64::max)
                 };
                 let out = fastest(&mut topology.edges_from(node).iter());
                 let into = fastest(&mut topology.edges_to(node));
                 let width = |width: f64| {
-                    if is_port || width == 0.0 {
-                        width
-                    } else {
-                        f64::INFINITY
-                    }
+                    if is_port || width == 0.0 { width } else { f64::INFINITY }
                 };
                 network.add_arc(node.index(), hub, width(out));
                 network.add_arc(hub, node.index(), width(into));
@@ -254,20 +223,14 @@ fn components(topology: &Topology, class: LinkClass) -> Vec<Vec<NodeId>> {
     let mut members: BTreeMap<usize, Vec<NodeId>> = BTreeMap::new();
     let of_class = || usable(topology).filter(|edge| edge.class.value == class);
     for edge in of_class() {
-        let (a, b) = (
-            root(&mut groups, edge.from.index()),
-            root(&mut groups, edge.to.index()),
-        );
+        let (a, b) = (root(&mut groups, edge.from.index()), root(&mut groups, edge.to.index()));
         groups[a.max(b)] = a.min(b);
     }
     let mut ends: Vec<NodeId> = of_class().flat_map(|edge| [edge.from, edge.to]).collect();
     ends.sort_unstable();
     ends.dedup();
     for node in ends {
-        members
-            .entry(root(&mut groups, node.index()))
-            .or_default()
-            .push(node);
+        members.entry(root(&mut groups, node.index())).or_default().push(node);
     }
     members.into_values().collect()
 }
@@ -286,22 +249,13 @@ mod tests {
     use super::*;
     use crate::{DeviceKind, LinkDesc, NodeDesc};
 
-    fn machine(
-        count: usize,
-        class: LinkClass,
-        pairs: impl IntoIterator<Item = (usize, usize)>,
-    ) -> Topology {
+    fn machine(count: usize, class: LinkClass, pairs: impl IntoIterator<Item = (usize, usize)>) -> Topology {
         let mut builder = Topology::builder();
         let ids: Vec<NodeId> = (0..count)
-            .map(|index| {
-                builder
-                    .node(NodeDesc::device(format!("GPU{index}"), DeviceKind::Gpu))
-                    .unwrap()
-            })
+            .map(|index| builder.node(NodeDesc::device(format!("GPU{index}"), DeviceKind::Gpu)).unwrap())
             .collect();
         for (a, b) in pairs {
-            let desc =
-                LinkDesc::new(class, Provenance::File).bandwidth(Bandwidth::from_gb_per_s(10.0));
+            let desc = LinkDesc::new(class, Provenance::File).bandwidth(Bandwidth::from_gb_per_s(10.0));
             builder.link_both(ids[a], ids[b], desc).unwrap();
         }
         builder.build()
@@ -317,22 +271,12 @@ mod tests {
         assert_eq!(got, (lower, upper));
         assert_eq!(bisection.is_exact, lower == upper);
         assert!(!bisection.has_assumptions);
-        assert!(
-            bisection
-                .sending_half
-                .len()
-                .abs_diff(topology.devices().count() / 2)
-                <= 1
-        );
+        assert!(bisection.sending_half.len().abs_diff(topology.devices().count() / 2) <= 1);
     }
 
     #[test]
     fn direct_links_add_up() {
-        check(
-            &machine(4, LinkClass::NvLink, [(0, 1), (1, 2), (2, 3), (3, 0)]),
-            20.0,
-            20.0,
-        );
+        check(&machine(4, LinkClass::NvLink, [(0, 1), (1, 2), (2, 3), (3, 0)]), 20.0, 20.0);
         check(&machine(4, LinkClass::NvLink, all_pairs(4)), 40.0, 40.0);
     }
 
@@ -353,11 +297,7 @@ mod tests {
         let circle = (0..20).map(|a| (a, (a + 1) % 20));
         check(&machine(20, LinkClass::NvLink, circle), 20.0, 20.0);
         // All to all: one device is cut off at 19 links, a half at 100.
-        check(
-            &machine(20, LinkClass::NvLink, all_pairs(20)),
-            190.0,
-            1_000.0,
-        );
+        check(&machine(20, LinkClass::NvLink, all_pairs(20)), 190.0, 1_000.0);
     }
 
     #[test]
@@ -368,25 +308,14 @@ mod tests {
     #[test]
     fn memory_of_hosts_carries_what_devices_cannot() {
         let mut builder = Topology::builder();
-        let a = builder
-            .node(NodeDesc::device("a", DeviceKind::Gpu).near(0))
-            .unwrap();
-        let b = builder
-            .node(NodeDesc::device("b", DeviceKind::Gpu).near(1))
-            .unwrap();
+        let a = builder.node(NodeDesc::device("a", DeviceKind::Gpu).near(0)).unwrap();
+        let b = builder.node(NodeDesc::device("b", DeviceKind::Gpu).near(1)).unwrap();
         let (left, right) = (builder.host(0).unwrap(), builder.host(1).unwrap());
-        let desc = |class, rate| {
-            LinkDesc::new(class, Provenance::File).bandwidth(Bandwidth::from_gb_per_s(rate))
-        };
-        builder
-            .link_both(a, left, desc(LinkClass::Pcie, 30.0))
-            .unwrap();
-        builder
-            .link_both(b, right, desc(LinkClass::Pcie, 30.0))
-            .unwrap();
-        builder
-            .link_both(left, right, desc(LinkClass::HostMemory, 12.0))
-            .unwrap();
+        let desc =
+            |class, rate| LinkDesc::new(class, Provenance::File).bandwidth(Bandwidth::from_gb_per_s(rate));
+        builder.link_both(a, left, desc(LinkClass::Pcie, 30.0)).unwrap();
+        builder.link_both(b, right, desc(LinkClass::Pcie, 30.0)).unwrap();
+        builder.link_both(left, right, desc(LinkClass::HostMemory, 12.0)).unwrap();
         check(&builder.build(), 12.0, 12.0);
     }
 }

@@ -85,19 +85,12 @@ impl Topology {
     pub fn ring(&self, devices: &[NodeId]) -> Result<Ring, CollectiveError> {
         self.check_devices(devices)?;
         if devices.len() == 1 {
-            return Ok(Ring {
-                order: devices.to_vec(),
-                bottleneck: None,
-                is_optimal: true,
-            });
+            return Ok(Ring { order: devices.to_vec(), bottleneck: None, is_optimal: true });
         }
         let steps = steps(self, devices);
         let bound = bound(&steps);
-        let order = if devices.len() <= EXACT_DEVICES {
-            exact_ring(&steps)
-        } else {
-            greedy_ring(&steps, bound)
-        };
+        let order =
+            if devices.len() <= EXACT_DEVICES { exact_ring(&steps) } else { greedy_ring(&steps, bound) };
         let bottleneck = order.as_deref().map_or(0.0, |order| slowest(&steps, order));
         let Some(order) = order.filter(|_| bottleneck > 0.0) else {
             return Err(self.not_connected("ring", devices, &steps));
@@ -134,11 +127,7 @@ impl Topology {
         let best = grow(&steps, devices.len()).bottleneck;
         Ok(BroadcastTree {
             root: devices[0],
-            steps: grown
-                .steps
-                .iter()
-                .map(|&(from, to)| (devices[from], devices[to]))
-                .collect(),
+            steps: grown.steps.iter().map(|&(from, to)| (devices[from], devices[to])).collect(),
             depth: grown.depth,
             bottleneck: (devices.len() > 1).then_some(Bandwidth::from_gb_per_s(grown.bottleneck)),
             is_optimal: grown.bottleneck >= best,
@@ -151,9 +140,7 @@ impl Topology {
         }
         let mut seen = vec![false; self.nodes().len()];
         for &id in devices {
-            let node = self
-                .node(id)
-                .ok_or(CollectiveError::UnknownNode { node: id })?;
+            let node = self.node(id).ok_or(CollectiveError::UnknownNode { node: id })?;
             let name = node.name.clone();
             if !node.is_device() {
                 return Err(CollectiveError::NotADevice { node: name });
@@ -166,12 +153,7 @@ impl Topology {
     }
 
     /// Names the device with the fewest ways in or out.
-    fn not_connected(
-        &self,
-        shape: &'static str,
-        devices: &[NodeId],
-        steps: &[Vec<f64>],
-    ) -> CollectiveError {
+    fn not_connected(&self, shape: &'static str, devices: &[NodeId], steps: &[Vec<f64>]) -> CollectiveError {
         let ways = |device: usize| {
             let out = steps[device].iter().filter(|width| **width > 0.0).count();
             let into = steps.iter().filter(|row| row[device] > 0.0).count();
@@ -188,29 +170,18 @@ impl Topology {
 /// Every device must be entered and left, so no ring is faster than the slowest of their fastest ways.
 fn bound(steps: &[Vec<f64>]) -> f64 {
     let ways_in = (0..steps.len()).map(|to| steps.iter().map(|row| row[to]).fold(0.0, f64::max));
-    let ways_out = steps
-        .iter()
-        .map(|row| row.iter().copied().fold(0.0, f64::max));
+    let ways_out = steps.iter().map(|row| row.iter().copied().fold(0.0, f64::max));
     ways_in.chain(ways_out).fold(f64::INFINITY, f64::min)
 }
 
 fn slowest(steps: &[Vec<f64>], order: &[usize]) -> f64 {
     let next = order.iter().cycle().skip(1);
-    order
-        .iter()
-        .zip(next)
-        .map(|(&from, &to)| steps[from][to])
-        .fold(f64::INFINITY, f64::min)
+    order.iter().zip(next).map(|(&from, &to)| steps[from][to]).fold(f64::INFINITY, f64::min)
 }
 
 /// The first ring at the fastest bandwidth that allows one.
 fn exact_ring(steps: &[Vec<f64>]) -> Option<Vec<usize>> {
-    let mut widths: Vec<f64> = steps
-        .iter()
-        .flatten()
-        .copied()
-        .filter(|width| *width > 0.0)
-        .collect();
+    let mut widths: Vec<f64> = steps.iter().flatten().copied().filter(|width| *width > 0.0).collect();
     widths.sort_by(f64::total_cmp);
     widths.dedup();
     // Rings exist up to some width and not beyond.
@@ -235,11 +206,7 @@ fn ring_at(steps: &[Vec<f64>], width: f64) -> Option<Vec<usize>> {
     // Bit `to` of `next[from]` says that the step is wide enough.
     let next: Vec<u32> = steps
         .iter()
-        .map(|row| {
-            (0..count)
-                .filter(|&to| row[to] >= width)
-                .fold(0, |set, to| set | 1 << to)
-        })
+        .map(|row| (0..count).filter(|&to| row[to] >= width).fold(0, |set, to| set | 1 << to))
         .collect();
     // Bit `v` of `can[set]` says that from `v` one can visit the rest of `set` and return to device 0.
     let mut can = vec![0_u32; 1 << count];
@@ -331,9 +298,7 @@ impl Eq for Candidate {}
 impl Ord for Candidate {
     fn cmp(&self, other: &Self) -> Ordering {
         let place = |candidate: &Self| (candidate.depth, candidate.from, candidate.to);
-        self.width
-            .total_cmp(&other.width)
-            .then_with(|| place(other).cmp(&place(self)))
+        self.width.total_cmp(&other.width).then_with(|| place(other).cmp(&place(self)))
     }
 }
 
@@ -344,11 +309,7 @@ impl PartialOrd for Candidate {
 }
 
 fn grow(steps: &[Vec<f64>], fan_out: usize) -> Grown {
-    let mut grown = Grown {
-        steps: Vec::new(),
-        depth: 0,
-        bottleneck: f64::INFINITY,
-    };
+    let mut grown = Grown { steps: Vec::new(), depth: 0, bottleneck: f64::INFINITY };
     let mut joined = vec![false; steps.len()];
     let mut children = vec![0_usize; steps.len()];
     let mut queue = BinaryHeap::new();
@@ -357,22 +318,16 @@ fn grow(steps: &[Vec<f64>], fan_out: usize) -> Grown {
         if let Some((from, depth)) = newest.take() {
             joined[from] = true;
             let ways = steps[from].iter().copied().enumerate();
-            queue.extend(ways.filter(|&(to, width)| width > 0.0 && !joined[to]).map(
-                |(to, width)| Candidate {
+            queue.extend(
+                ways.filter(|&(to, width)| width > 0.0 && !joined[to]).map(|(to, width)| Candidate {
                     width,
                     depth,
                     from,
                     to,
-                },
-            ));
+                }),
+            );
         }
-        let Some(Candidate {
-            width,
-            depth,
-            from,
-            to,
-        }) = queue.pop()
-        else {
+        let Some(Candidate { width, depth, from, to }) = queue.pop() else {
             return grown;
         };
         if joined[to] || children[from] == fan_out {
@@ -406,11 +361,7 @@ mod tests {
     ) -> (Topology, Vec<NodeId>) {
         let mut builder = Topology::builder();
         let ids: Vec<NodeId> = (0..count)
-            .map(|index| {
-                builder
-                    .node(NodeDesc::device(format!("GPU{index}"), DeviceKind::Gpu))
-                    .unwrap()
-            })
+            .map(|index| builder.node(NodeDesc::device(format!("GPU{index}"), DeviceKind::Gpu)).unwrap())
             .collect();
         for (a, b, gb_per_s) in links {
             let desc = LinkDesc::new(LinkClass::NvLink, Provenance::File)
@@ -421,35 +372,14 @@ mod tests {
     }
 
     fn both(links: &[(usize, usize, f64)]) -> Vec<(usize, usize, f64)> {
-        links
-            .iter()
-            .flat_map(|&(a, b, rate)| [(a, b, rate), (b, a, rate)])
-            .collect()
+        links.iter().flat_map(|&(a, b, rate)| [(a, b, rate), (b, a, rate)]).collect()
     }
 
     /// The double links of an eight-GPU cube mesh make a ring, and the single ones are left out.
     #[test]
     fn a_cube_mesh_has_a_ring_of_double_links() {
-        let double = [
-            (0, 3),
-            (0, 4),
-            (1, 2),
-            (1, 5),
-            (2, 3),
-            (4, 7),
-            (5, 6),
-            (6, 7),
-        ];
-        let single = [
-            (0, 1),
-            (0, 2),
-            (1, 3),
-            (2, 6),
-            (3, 7),
-            (4, 5),
-            (4, 6),
-            (5, 7),
-        ];
+        let double = [(0, 3), (0, 4), (1, 2), (1, 5), (2, 3), (4, 7), (5, 6), (6, 7)];
+        let single = [(0, 1), (0, 2), (1, 3), (2, 6), (3, 7), (4, 5), (4, 6), (5, 7)];
         let links: Vec<_> = double
             .iter()
             .map(|&(a, b)| (a, b, 50.0))
@@ -467,19 +397,10 @@ mod tests {
     fn a_chain_has_a_tree_but_no_ring() {
         let (topology, ids) = devices(3, both(&[(0, 1, 10.0), (1, 2, 20.0)]));
         let error = topology.ring(&ids).unwrap_err();
-        assert_eq!(
-            error,
-            CollectiveError::NotConnected {
-                shape: "ring",
-                stuck: "GPU2".into()
-            }
-        );
+        assert_eq!(error, CollectiveError::NotConnected { shape: "ring", stuck: "GPU2".into() });
         let tree = topology.broadcast_tree(&ids, 2).unwrap();
         assert_eq!(tree.steps, [(ids[0], ids[1]), (ids[1], ids[2])]);
-        assert_eq!(
-            (tree.depth, tree.bottleneck),
-            (2, Some(Bandwidth::from_gb_per_s(10.0)))
-        );
+        assert_eq!((tree.depth, tree.bottleneck), (2, Some(Bandwidth::from_gb_per_s(10.0))));
     }
 
     #[test]
@@ -495,14 +416,10 @@ mod tests {
 
     #[test]
     fn a_large_ring_is_optimal_only_if_it_reaches_the_bound() {
-        let pairs =
-            (0..40_usize).flat_map(|a| (0..40).filter(move |b| *b != a).map(move |b| (a, b, 5.0)));
+        let pairs = (0..40_usize).flat_map(|a| (0..40).filter(move |b| *b != a).map(move |b| (a, b, 5.0)));
         let (topology, ids) = devices(40, pairs);
         assert!(topology.ring(&ids).unwrap().is_optimal);
-        let circle: Vec<_> = (0..40)
-            .map(|a| (a, (a * 7 + 1) % 40, 5.0))
-            .filter(|(a, b, _)| a != b)
-            .collect();
+        let circle: Vec<_> = (0..40).map(|a| (a, (a * 7 + 1) % 40, 5.0)).filter(|(a, b, _)| a != b).collect();
         let (sparse, ids) = devices(40, circle);
         assert!(sparse.ring(&ids).is_err());
     }
@@ -511,39 +428,22 @@ mod tests {
     fn lists_that_are_not_different_devices_are_refused() {
         let (topology, ids) = devices(2, both(&[(0, 1, 1.0)]));
         assert_eq!(topology.ring(&[]), Err(CollectiveError::NoDevices));
-        assert!(matches!(
-            topology.ring(&[ids[0], ids[0]]),
-            Err(CollectiveError::NamedTwice { .. })
-        ));
-        assert!(matches!(
-            topology.ring(&[NodeId(9)]),
-            Err(CollectiveError::UnknownNode { .. })
-        ));
-        assert_eq!(
-            topology.broadcast_tree(&ids, 0),
-            Err(CollectiveError::NoFanOut)
-        );
+        assert!(matches!(topology.ring(&[ids[0], ids[0]]), Err(CollectiveError::NamedTwice { .. })));
+        assert!(matches!(topology.ring(&[NodeId(9)]), Err(CollectiveError::UnknownNode { .. })));
+        assert_eq!(topology.broadcast_tree(&ids, 0), Err(CollectiveError::NoFanOut));
         assert_eq!(topology.ring(&ids[..1]).unwrap().bottleneck, None);
     }
 
     #[test]
     fn host_memory_joins_devices_without_direct_links() {
         let mut builder = Topology::builder();
-        let a = builder
-            .node(NodeDesc::device("a", DeviceKind::Gpu).near(0))
-            .unwrap();
-        let b = builder
-            .node(NodeDesc::device("b", DeviceKind::Gpu).near(0))
-            .unwrap();
+        let a = builder.node(NodeDesc::device("a", DeviceKind::Gpu).near(0)).unwrap();
+        let b = builder.node(NodeDesc::device("b", DeviceKind::Gpu).near(0)).unwrap();
         builder.attach_to_hosts(&[a, b], Provenance::File).unwrap();
         assert!(builder.build().ring(&[a, b]).is_ok());
     }
 
-    fn permutations(
-        left: &mut Vec<usize>,
-        order: &mut Vec<usize>,
-        visit: &mut impl FnMut(&[usize]),
-    ) {
+    fn permutations(left: &mut Vec<usize>, order: &mut Vec<usize>, visit: &mut impl FnMut(&[usize])) {
         if left.is_empty() {
             visit(order);
         }

@@ -20,10 +20,7 @@ struct Arc {
 
 impl Network {
     pub(super) fn with_vertices(count: usize) -> Self {
-        Self {
-            leaving: vec![Vec::new(); count],
-            arcs: Vec::new(),
-        }
+        Self { leaving: vec![Vec::new(); count], arcs: Vec::new() }
     }
 
     pub(super) fn add_vertex(&mut self) -> usize {
@@ -36,11 +33,7 @@ impl Network {
         let arc = self.arcs.len();
         for (from, to, capacity) in [(from, to, capacity), (to, from, 0.0)] {
             self.leaving[from].push(self.arcs.len());
-            self.arcs.push(Arc {
-                to,
-                capacity,
-                left: capacity,
-            });
+            self.arcs.push(Arc { to, capacity, left: capacity });
         }
         arc
     }

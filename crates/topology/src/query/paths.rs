@@ -85,12 +85,7 @@ mod tests {
     }
 
     /// Every path without repeated nodes, by depth-first search.
-    fn all_paths(
-        topology: &Topology,
-        to: NodeId,
-        path: &mut Vec<NodeId>,
-        all: &mut Vec<Vec<NodeId>>,
-    ) {
+    fn all_paths(topology: &Topology, to: NodeId, path: &mut Vec<NodeId>, all: &mut Vec<Vec<NodeId>>) {
         let here = path[path.len() - 1];
         if here == to {
             all.push(path.clone());

@@ -12,13 +12,8 @@ impl Topology {
     /// [`PathError::UnknownNode`] if the node is not of this topology.
     pub fn reachable(&self, from: NodeId) -> Result<Vec<NodeId>, PathError> {
         self.check(from)?;
-        let forward = |node| {
-            self.edges_from(node)
-                .iter()
-                .filter(|edge| edge.is_usable())
-                .map(|edge| edge.to)
-                .collect()
-        };
+        let forward =
+            |node| self.edges_from(node).iter().filter(|edge| edge.is_usable()).map(|edge| edge.to).collect();
         Ok(flood(from, forward).into_iter().collect())
     }
 
@@ -30,25 +25,14 @@ impl Topology {
         let mut left: BTreeSet<NodeId> = self.devices().map(|device| device.id).collect();
         while let Some(&first) = left.first() {
             let forward = |node| {
-                self.edges_from(node)
-                    .iter()
-                    .filter(|edge| edge.is_usable())
-                    .map(|edge| edge.to)
-                    .collect()
+                self.edges_from(node).iter().filter(|edge| edge.is_usable()).map(|edge| edge.to).collect()
             };
-            let backward = |node| {
-                self.edges_to(node)
-                    .filter(|edge| edge.is_usable())
-                    .map(|edge| edge.from)
-                    .collect()
-            };
+            let backward =
+                |node| self.edges_to(node).filter(|edge| edge.is_usable()).map(|edge| edge.from).collect();
             let there = flood(first, forward);
             let back = flood(first, backward);
-            let island: Vec<NodeId> = left
-                .iter()
-                .copied()
-                .filter(|node| there.contains(node) && back.contains(node))
-                .collect();
+            let island: Vec<NodeId> =
+                left.iter().copied().filter(|node| there.contains(node) && back.contains(node)).collect();
             left.retain(|node| !island.contains(node));
             islands.push(island);
         }
@@ -80,11 +64,7 @@ mod tests {
     fn one_way_links_reach_but_do_not_make_an_island() {
         let mut builder = Topology::builder();
         let ids: Vec<NodeId> = (0..4)
-            .map(|index| {
-                builder
-                    .node(NodeDesc::device(format!("{index}"), DeviceKind::Gpu))
-                    .unwrap()
-            })
+            .map(|index| builder.node(NodeDesc::device(format!("{index}"), DeviceKind::Gpu)).unwrap())
             .collect();
         let desc = LinkDesc::new(LinkClass::Pcie, Provenance::File);
         builder.link_both(ids[0], ids[1], desc).unwrap();
@@ -92,10 +72,7 @@ mod tests {
         let mut topology = builder.build();
         assert_eq!(topology.reachable(ids[0]).unwrap(), ids[..3]);
         assert_eq!(topology.reachable(ids[2]).unwrap(), ids[2..3]);
-        assert_eq!(
-            topology.device_islands(),
-            [vec![ids[0], ids[1]], vec![ids[2]], vec![ids[3]]]
-        );
+        assert_eq!(topology.device_islands(), [vec![ids[0], ids[1]], vec![ids[2]], vec![ids[3]]]);
         topology.veto(ids[1], ids[0], "lost").unwrap();
         assert_eq!(topology.device_islands().len(), 4);
         assert!(topology.reachable(NodeId(9)).is_err());

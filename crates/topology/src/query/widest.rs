@@ -12,10 +12,7 @@ pub(super) fn steps(topology: &Topology, devices: &[NodeId]) -> Vec<Vec<f64>> {
         .iter()
         .map(|&from| {
             let widths = widest_from(topology, from);
-            devices
-                .iter()
-                .map(|&to| if to == from { 0.0 } else { widths[to.index()] })
-                .collect()
+            devices.iter().map(|&to| if to == from { 0.0 } else { widths[to.index()] }).collect()
         })
         .collect()
 }
@@ -31,9 +28,7 @@ impl Eq for Reached {}
 
 impl Ord for Reached {
     fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        self.gb_per_s
-            .total_cmp(&other.gb_per_s)
-            .then(other.node.cmp(&self.node))
+        self.gb_per_s.total_cmp(&other.gb_per_s).then(other.node.cmp(&self.node))
     }
 }
 
@@ -45,28 +40,18 @@ impl PartialOrd for Reached {
 
 fn widest_from(topology: &Topology, from: NodeId) -> Vec<f64> {
     let mut widest = vec![0.0_f64; topology.nodes().len()];
-    let mut queue = BinaryHeap::from([Reached {
-        gb_per_s: f64::INFINITY,
-        node: from,
-    }]);
+    let mut queue = BinaryHeap::from([Reached { gb_per_s: f64::INFINITY, node: from }]);
     while let Some(Reached { gb_per_s, node }) = queue.pop() {
         let is_stale = node != from && gb_per_s < widest[node.index()];
         let is_other_device = node != from && topology.nodes()[node.index()].is_device();
         if is_stale || is_other_device {
             continue;
         }
-        for edge in topology
-            .edges_from(node)
-            .iter()
-            .filter(|edge| edge.is_usable())
-        {
+        for edge in topology.edges_from(node).iter().filter(|edge| edge.is_usable()) {
             let width = gb_per_s.min(edge.bandwidth().value.gb_per_s);
             if edge.to != from && width > widest[edge.to.index()] {
                 widest[edge.to.index()] = width;
-                queue.push(Reached {
-                    gb_per_s: width,
-                    node: edge.to,
-                });
+                queue.push(Reached { gb_per_s: width, node: edge.to });
             }
         }
     }

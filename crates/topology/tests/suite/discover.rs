@@ -4,9 +4,7 @@ use std::{fs, os::unix::fs::symlink, path::Path};
 
 use tempfile::TempDir;
 use warpweft_core_types::{LinkClass, PathClass};
-use warpweft_topology::{
-    DeviceKind, Discovery, Edge, Node, NodeKind, Provenance, Topology, discover,
-};
+use warpweft_topology::{DeviceKind, Discovery, Edge, Node, NodeKind, Provenance, Topology, discover};
 
 /// A sysfs in a temporary folder.
 struct Sysfs {
@@ -21,10 +19,7 @@ impl Sysfs {
     }
 
     fn numa_node(self, number: u32, cpus: &str, distances: &str) -> Self {
-        let folder = self
-            .folder
-            .path()
-            .join(format!("devices/system/node/node{number}"));
+        let folder = self.folder.path().join(format!("devices/system/node/node{number}"));
         write(&folder, &[("cpulist", cpus), ("distance", distances)]);
         self
     }
@@ -32,17 +27,10 @@ impl Sysfs {
     /// A function at the end of a path such as `pci0000:00/0000:00:01.0/0000:01:00.0`.
     fn function(self, path: &str, class: &str, files: &[(&str, &str)]) -> Self {
         let folder = self.folder.path().join("devices").join(path);
-        write(
-            &folder,
-            &[("class", class), ("vendor", "0x10de"), ("device", "0x2335")],
-        );
+        write(&folder, &[("class", class), ("vendor", "0x10de"), ("device", "0x2335")]);
         write(&folder, files);
         let address = path.rsplit('/').next().unwrap();
-        symlink(
-            &folder,
-            self.folder.path().join("bus/pci/devices").join(address),
-        )
-        .unwrap();
+        symlink(&folder, self.folder.path().join("bus/pci/devices").join(address)).unwrap();
         self
     }
 
@@ -87,13 +75,8 @@ fn path(topology: &Topology, from: &str, to: &str) -> Option<PathClass> {
 
 /// Two sockets; on the first a switch with a GPU and a card, behind a second switch another GPU.
 fn two_sockets() -> Sysfs {
-    let on = |number: &'static str| {
-        [
-            GEN5.as_slice(),
-            &[("numa_node", number), ("local_cpulist", "0-3")],
-        ]
-        .concat()
-    };
+    let on =
+        |number: &'static str| [GEN5.as_slice(), &[("numa_node", number), ("local_cpulist", "0-3")]].concat();
     let switch = "pci0000:10/0000:10:01.0/0000:11:00.0";
     Sysfs::new()
         .numa_node(0, "0-3", "10 21")
@@ -103,21 +86,13 @@ fn two_sockets() -> Sysfs {
         .bridge(&format!("{switch}/0000:12:00.0"), &GEN5)
         .bridge(&format!("{switch}/0000:12:01.0"), &GEN5)
         .bridge(&format!("{switch}/0000:12:02.0"), &GEN5)
-        .function(
-            &format!("{switch}/0000:12:00.0/0000:13:00.0"),
-            "0x030200",
-            &on("0"),
-        )
+        .function(&format!("{switch}/0000:12:00.0/0000:13:00.0"), "0x030200", &on("0"))
         .function(
             &format!("{switch}/0000:12:01.0/0000:14:00.0"),
             "0x020700",
             &[
                 on("0").as_slice(),
-                &[
-                    ("infiniband/mlx5_3/x", ""),
-                    ("net/ib0/x", ""),
-                    ("max_link_speed", "16.0 GT/s PCIe"),
-                ],
+                &[("infiniband/mlx5_3/x", ""), ("net/ib0/x", ""), ("max_link_speed", "16.0 GT/s PCIe")],
             ]
             .concat(),
         )
@@ -141,10 +116,7 @@ fn paths_follow_bridges_host_bridges_and_numa_nodes() {
     assert_eq!(path("GPU0", "NPU0"), PathClass::Phb);
     assert_eq!(path("GPU0", "GPU2"), PathClass::Node);
     assert_eq!(path("GPU0", "GPU3"), PathClass::Sys);
-    assert_eq!(
-        edge(topology, "GPU3", "GPU0").class.provenance,
-        Provenance::Sysfs
-    );
+    assert_eq!(edge(topology, "GPU3", "GPU0").class.provenance, Provenance::Sysfs);
     assert_eq!(found.notes, Vec::<String>::new());
 }
 
@@ -155,41 +127,21 @@ fn places_models_and_kinds_are_read() {
     assert_eq!(gpu.place.pci.unwrap().to_string(), "0000:13:00.0");
     assert_eq!(gpu.place.cpus.as_ref().unwrap().to_string(), "0-3");
     let link = gpu.place.pcie.unwrap();
-    assert_eq!(
-        (link.current.unwrap().mt_per_s, link.max.unwrap().mt_per_s),
-        (2_500, 32_000)
-    );
+    assert_eq!((link.current.unwrap().mt_per_s, link.max.unwrap().mt_per_s), (2_500, 32_000));
     assert_eq!(gpu.model.as_deref(), Some("10de:2335"));
     let nic = node(&topology, "NIC0");
-    assert_eq!(
-        (nic.kind, nic.model.as_deref()),
-        (NodeKind::Nic, Some("ib0 mlx5_3"))
-    );
+    assert_eq!((nic.kind, nic.model.as_deref()), (NodeKind::Nic, Some("ib0 mlx5_3")));
     let npu = node(&topology, "NPU0");
-    assert!(matches!(
-        npu.kind,
-        NodeKind::Device {
-            kind: DeviceKind::Npu,
-            ..
-        }
-    ));
+    assert!(matches!(npu.kind, NodeKind::Device { kind: DeviceKind::Npu, .. }));
 }
 
 #[test]
 fn figures_are_those_of_the_slowest_link_when_awake() {
     let topology = two_sockets().discover().topology;
-    let rate = |from, to| {
-        edge(&topology, from, to)
-            .nominal
-            .map(|known| known.value.gb_per_s.round())
-    };
+    let rate = |from, to| edge(&topology, from, to).nominal.map(|known| known.value.gb_per_s.round());
     assert_eq!(rate("GPU0", "NUMA0"), Some(63.0));
     assert_eq!(rate("GPU0", "NIC0"), Some(32.0));
-    assert_eq!(
-        rate("GPU0", "GPU1"),
-        None,
-        "a bridge on the way does not say"
-    );
+    assert_eq!(rate("GPU0", "GPU1"), None, "a bridge on the way does not say");
 }
 
 #[test]
@@ -198,10 +150,7 @@ fn numa_nodes_come_with_processors_and_distances() {
     assert_eq!(found.numa_nodes[1].cpus.to_string(), "4-7");
     assert_eq!(found.numa_nodes[1].distances, [(0, 21), (1, 10)]);
     let memory = edge(&found.topology, "NUMA0", "NUMA1");
-    assert_eq!(
-        (memory.class.value, memory.path.unwrap().value),
-        (LinkClass::HostMemory, PathClass::Sys)
-    );
+    assert_eq!((memory.class.value, memory.path.unwrap().value), (LinkClass::HostMemory, PathClass::Sys));
 }
 
 #[test]
@@ -211,35 +160,16 @@ fn a_virtual_machine_is_flat_and_has_one_host_bridge() {
         .function(
             "pci0000:00/0000:00:05.0",
             "0x030200",
-            &[
-                ("numa_node", "-1"),
-                ("max_link_speed", "Unknown"),
-                ("max_link_width", "0"),
-            ],
+            &[("numa_node", "-1"), ("max_link_speed", "Unknown"), ("max_link_width", "0")],
         )
-        .function(
-            "pci0000:00/0000:00:06.0",
-            "0x030200",
-            &[("numa_node", "-1")],
-        )
-        .function(
-            "pci0000:00/0000:00:02.0",
-            "0x030000",
-            &[("vendor", "0x1234")],
-        )
+        .function("pci0000:00/0000:00:06.0", "0x030200", &[("numa_node", "-1")])
+        .function("pci0000:00/0000:00:02.0", "0x030000", &[("vendor", "0x1234")])
         .discover();
     assert_eq!(path(&found.topology, "GPU0", "GPU1"), Some(PathClass::Phb));
     assert_eq!(node(&found.topology, "GPU0").place.numa_node, None);
     let host = edge(&found.topology, "GPU0", "NUMA0");
-    assert_eq!(
-        host.class.provenance,
-        Provenance::Assumed,
-        "the only node there is, but nobody said so"
-    );
-    assert_eq!(
-        found.notes,
-        ["0000:00:02.0 is a display of the board and no accelerator"]
-    );
+    assert_eq!(host.class.provenance, Provenance::Assumed, "the only node there is, but nobody said so");
+    assert_eq!(found.notes, ["0000:00:02.0 is a display of the board and no accelerator"]);
 }
 
 #[test]
@@ -247,43 +177,22 @@ fn a_function_without_a_numa_node_among_several_stays_unattached() {
     let found = Sysfs::new()
         .numa_node(0, "0-3", "10 20")
         .numa_node(1, "4-7", "20 10")
-        .function(
-            "pci0000:00/0000:01:00.0",
-            "0x030200",
-            &[("numa_node", "-1")],
-        )
+        .function("pci0000:00/0000:01:00.0", "0x030200", &[("numa_node", "-1")])
         .function("pci0000:80/0000:81:00.0", "0x030200", &[])
         .discover();
     assert_eq!(path(&found.topology, "GPU0", "GPU1"), None);
     assert_eq!(found.notes.len(), 2);
     let gpu = found.topology.find("GPU0").unwrap();
-    assert!(
-        found
-            .topology
-            .edge(gpu, found.topology.host(0).unwrap())
-            .is_none()
-    );
+    assert!(found.topology.edge(gpu, found.topology.host(0).unwrap()).is_none());
 }
 
 #[test]
 fn virtual_functions_go_with_their_physical_one() {
     let found = Sysfs::new()
         .function("pci0000:00/0000:01:00.0", "0x020000", &[])
-        .function(
-            "pci0000:00/0000:01:00.1",
-            "0x020000",
-            &[("physfn/class", "0x020000")],
-        )
+        .function("pci0000:00/0000:01:00.1", "0x020000", &[("physfn/class", "0x020000")])
         .discover();
-    assert_eq!(
-        found
-            .topology
-            .nodes()
-            .iter()
-            .filter(|node| node.kind == NodeKind::Nic)
-            .count(),
-        1
-    );
+    assert_eq!(found.topology.nodes().iter().filter(|node| node.kind == NodeKind::Nic).count(), 1);
 }
 
 #[test]
@@ -291,10 +200,7 @@ fn a_container_without_sysfs_has_nothing_and_says_so() {
     let folder = tempfile::tempdir().unwrap();
     let found = discover(&folder.path().join("missing"));
     assert!(found.topology.nodes().is_empty());
-    assert_eq!(
-        found.notes,
-        ["no NUMA nodes are listed", "no PCI devices are listed"]
-    );
+    assert_eq!(found.notes, ["no NUMA nodes are listed", "no PCI devices are listed"]);
 }
 
 #[test]
@@ -304,11 +210,7 @@ fn garbage_in_files_is_as_good_as_none() {
         .function(
             "pci0000:00/0000:01:00.0",
             "0x030200",
-            &[
-                ("numa_node", "x"),
-                ("local_cpulist", "?"),
-                ("vendor", "nobody"),
-            ],
+            &[("numa_node", "x"), ("local_cpulist", "?"), ("vendor", "nobody")],
         )
         .function("pci0000:00/0000:02:00.0", "display", &[])
         .function("pci0000:00/0000:03:00.0", "0xfffffffff", &[])
@@ -321,8 +223,5 @@ fn garbage_in_files_is_as_good_as_none() {
 fn the_machine_these_tests_run_on_can_be_read() {
     let found = discover("/sys".as_ref());
     found.topology.to_svg();
-    assert_eq!(
-        Topology::from_json(&found.topology.to_json()).unwrap(),
-        found.topology
-    );
+    assert_eq!(Topology::from_json(&found.topology.to_json()).unwrap(), found.topology);
 }

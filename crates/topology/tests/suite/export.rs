@@ -22,10 +22,7 @@ fn links(report: &Report) -> Vec<String> {
     let mut links: Vec<String> = links
         .map(|link| {
             let kind = link.kind.replace("NVL", "NV").replace("SOC", "SYS");
-            let count = link
-                .count
-                .map(|count| count.to_string())
-                .unwrap_or_default();
+            let count = link.count.map(|count| count.to_string()).unwrap_or_default();
             format!("{} {} {kind}{count}", link.a, link.b)
         })
         .collect();
@@ -64,12 +61,9 @@ fn a_graph_is_written_with_one_node_per_fabric() {
 
 #[test]
 fn matrices_are_read_back() {
-    for name in [
-        "matrix-2-node.txt",
-        "matrix-4-nic-legend.txt",
-        "matrix-5-switch.txt",
-        "matrix-7-markdown.txt",
-    ] {
+    for name in
+        ["matrix-2-node.txt", "matrix-4-nic-legend.txt", "matrix-5-switch.txt", "matrix-7-markdown.txt"]
+    {
         let before = import(fixture(name).as_bytes()).unwrap();
         let after = import_as(Format::SmiMatrix, before.topology.to_matrix().as_bytes());
         let after = after.unwrap_or_else(|error| panic!("{name}: {error}"));
@@ -80,10 +74,7 @@ fn matrices_are_read_back() {
 
 #[test]
 fn nccl_files_are_read_back() {
-    for fixture in FIXTURES
-        .iter()
-        .filter(|fixture| fixture.format == Format::NcclXml)
-    {
+    for fixture in FIXTURES.iter().filter(|fixture| fixture.format == Format::NcclXml) {
         let before = import(fixture.text.as_bytes()).unwrap();
         let xml = before.topology.to_nccl_xml();
         let after = import_as(Format::NcclXml, xml.as_bytes());
@@ -92,16 +83,9 @@ fn nccl_files_are_read_back() {
         // Cards are numbered in the order of processors, which the file may have in another order.
         let gpu_links = |report: &Report| {
             let links = links(report).into_iter();
-            links
-                .filter(|link| !link.contains("NIC"))
-                .collect::<Vec<_>>()
+            links.filter(|link| !link.contains("NIC")).collect::<Vec<_>>()
         };
-        assert_eq!(
-            gpu_links(&before.report),
-            gpu_links(&after.report),
-            "{}",
-            fixture.name
-        );
+        assert_eq!(gpu_links(&before.report), gpu_links(&after.report), "{}", fixture.name);
     }
 }
 
@@ -113,10 +97,7 @@ fn a_matrix_becomes_an_nccl_file() {
     assert!(links.contains(&"GPU0 GPU7 NV18".to_owned()));
     // Cards are numbered in the order of the tree: what was NIC1 hangs beside GPU0 and comes first.
     assert!(links.contains(&"GPU0 NIC0 PIX".to_owned()));
-    assert!(
-        links.contains(&"GPU1 NIC0 PHB".to_owned()),
-        "NODE is what the format cannot say"
-    );
+    assert!(links.contains(&"GPU1 NIC0 PHB".to_owned()), "NODE is what the format cannot say");
     assert!(links.contains(&"GPU0 NIC3 SYS".to_owned()));
 }
 
@@ -139,19 +120,9 @@ fn every_fixture_makes_a_picture_with_every_name() {
 fn names_cannot_break_out() {
     let evil = "\"/><script>&'\u{0}\n]]>--\\";
     let mut builder = Topology::builder();
-    let a = builder
-        .node(NodeDesc::device(evil, DeviceKind::Gpu).model(evil).on(evil))
-        .unwrap();
-    let b = builder
-        .node(
-            NodeDesc::new(format!("{evil}2"), NodeKind::Nic)
-                .model(evil)
-                .on(evil),
-        )
-        .unwrap();
-    let s = builder
-        .node(NodeDesc::new(format!("{evil}3"), NodeKind::Switch))
-        .unwrap();
+    let a = builder.node(NodeDesc::device(evil, DeviceKind::Gpu).model(evil).on(evil)).unwrap();
+    let b = builder.node(NodeDesc::new(format!("{evil}2"), NodeKind::Nic).model(evil).on(evil)).unwrap();
+    let s = builder.node(NodeDesc::new(format!("{evil}3"), NodeKind::Switch)).unwrap();
     let desc = LinkDesc::new(LinkClass::Pcie, Provenance::File);
     builder.link_both(a, b, desc).unwrap();
     builder.link_both(a, s, desc).unwrap();
@@ -164,44 +135,25 @@ fn names_cannot_break_out() {
     assert_eq!(Topology::from_json(&topology.to_json()).unwrap(), topology);
     let dot = topology.to_dot();
     let unescaped = dot.replace("\\\\", "").replace("\\\"", "");
-    assert!(
-        unescaped
-            .lines()
-            .all(|line| line.matches('"').count() % 2 == 0),
-        "{dot}"
-    );
+    assert!(unescaped.lines().all(|line| line.matches('"').count() % 2 == 0), "{dot}");
 }
 
 #[test]
 fn several_machines_are_told_apart() {
     let mut builder = Topology::builder();
-    let switch = builder
-        .node(NodeDesc::new("leaf", NodeKind::Switch))
-        .unwrap();
+    let switch = builder.node(NodeDesc::new("leaf", NodeKind::Switch)).unwrap();
     for host in ["a", "b"] {
-        let gpu = NodeDesc::device(format!("{host}/GPU0"), DeviceKind::Gpu)
-            .on(host)
-            .near(0);
-        let nic = NodeDesc::new(format!("{host}/NIC0"), NodeKind::Nic)
-            .on(host)
-            .near(0);
+        let gpu = NodeDesc::device(format!("{host}/GPU0"), DeviceKind::Gpu).on(host).near(0);
+        let nic = NodeDesc::new(format!("{host}/NIC0"), NodeKind::Nic).on(host).near(0);
         let (gpu, nic) = (builder.node(gpu).unwrap(), builder.node(nic).unwrap());
         let pcie = LinkDesc::new(LinkClass::Pcie, Provenance::File).path(PathClass::Pix);
         builder.link_both(gpu, nic, pcie).unwrap();
-        builder
-            .link_both(
-                nic,
-                switch,
-                LinkDesc::new(LinkClass::Network, Provenance::File),
-            )
-            .unwrap();
+        builder.link_both(nic, switch, LinkDesc::new(LinkClass::Network, Provenance::File)).unwrap();
     }
     let topology = builder.build();
     let text = check_well_formed(&topology.to_svg());
     assert!(text.contains("2 machines") && text.contains("leaf"));
-    let report = import_as(Format::NcclXml, topology.to_nccl_xml().as_bytes())
-        .unwrap()
-        .report;
+    let report = import_as(Format::NcclXml, topology.to_nccl_xml().as_bytes()).unwrap().report;
     assert_eq!(links(&report), ["GPU0 NIC0 PIX", "host1/GPU0 NIC1 PIX"]);
 }
 
@@ -209,33 +161,16 @@ fn several_machines_are_told_apart() {
 fn json_of_another_version_or_shape_is_refused() {
     let json = topology("matrix-1-soc.txt").to_json();
     let later = json.replace("\"version\": 1", "\"version\": 2");
-    assert!(matches!(
-        Topology::from_json(&later),
-        Err(JsonError::Version { found: 2 })
-    ));
+    assert!(matches!(Topology::from_json(&later), Err(JsonError::Version { found: 2 })));
     let stranger = json.replacen("\"from\": \"GPU0\"", "\"from\": \"GPU9\"", 1);
-    assert!(matches!(
-        Topology::from_json(&stranger),
-        Err(JsonError::UnknownName { .. })
-    ));
+    assert!(matches!(Topology::from_json(&stranger), Err(JsonError::UnknownName { .. })));
     let twice = json.replacen("\"to\": \"GPU1\"", "\"to\": \"GPU2\"", 1);
-    assert!(matches!(
-        Topology::from_json(&twice),
-        Err(JsonError::Build(_))
-    ));
+    assert!(matches!(Topology::from_json(&twice), Err(JsonError::Build(_))));
     let looped = json.replacen("\"to\": \"GPU1\"", "\"to\": \"GPU0\"", 1);
-    assert!(matches!(
-        Topology::from_json(&looped),
-        Err(JsonError::Build(_))
-    ));
+    assert!(matches!(Topology::from_json(&looped), Err(JsonError::Build(_))));
     let extra = json.replacen("\"from\"", "\"frum\": 1, \"from\"", 1);
-    assert!(matches!(
-        Topology::from_json(&extra),
-        Err(JsonError::Syntax { .. })
-    ));
-    let cut = import(&json.as_bytes()[..json.len() / 2])
-        .unwrap_err()
-        .to_string();
+    assert!(matches!(Topology::from_json(&extra), Err(JsonError::Syntax { .. })));
+    let cut = import(&json.as_bytes()[..json.len() / 2]).unwrap_err().to_string();
     assert!(cut.contains("ends early"), "{cut}");
 }
 
@@ -253,11 +188,8 @@ fn any_class() -> impl Strategy<Value = LinkClass> {
 }
 
 fn any_desc() -> impl Strategy<Value = LinkDesc> {
-    let path = proptest::option::of(proptest::sample::select(vec![
-        PathClass::Pix,
-        PathClass::Node,
-        PathClass::Sys,
-    ]));
+    let path =
+        proptest::option::of(proptest::sample::select(vec![PathClass::Pix, PathClass::Node, PathClass::Sys]));
     let provenance = proptest::sample::select(vec![
         Provenance::Measured,
         Provenance::Driver,
@@ -270,16 +202,16 @@ fn any_desc() -> impl Strategy<Value = LinkDesc> {
         proptest::option::of(0.0_f64..1e6),
         proptest::option::of(any::<u64>()),
     );
-    (any_class(), path, provenance, figures).prop_map(
-        |(class, path, provenance, (count, rate, ns))| LinkDesc {
+    (any_class(), path, provenance, figures).prop_map(|(class, path, provenance, (count, rate, ns))| {
+        LinkDesc {
             class,
             path,
             link_count: count,
             bandwidth: rate.map(Bandwidth::from_gb_per_s),
             latency: ns.map(Duration::from_nanos),
             provenance,
-        },
-    )
+        }
+    })
 }
 
 prop_compose! {

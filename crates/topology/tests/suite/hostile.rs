@@ -88,10 +88,7 @@ fn suffer(bytes: &mut Vec<u8>, mishap: &Mishap) {
 
 fn check_sound(imported: &Imported) {
     let topology = &imported.topology;
-    assert_eq!(
-        Topology::from_json(&topology.to_json()).as_ref().ok(),
-        Some(topology)
-    );
+    assert_eq!(Topology::from_json(&topology.to_json()).as_ref().ok(), Some(topology));
     for edge in topology.edges() {
         assert!(edge.from != edge.to && edge.bandwidth().value.gb_per_s.is_finite());
     }
@@ -150,29 +147,21 @@ fn every_prefix_of_every_file_is_imported_or_refused() {
 #[test]
 fn large_sound_inputs_are_read() {
     let nodes: String = (0..30_000)
-        .map(|index| format!("{{\"name\":\"{index}\",\"kind\":{{\"device\":{{\"uuid\":null,\"kind\":\"gpu\"}}}}}},"))
+        .map(|index| {
+            format!("{{\"name\":\"{index}\",\"kind\":{{\"device\":{{\"uuid\":null,\"kind\":\"gpu\"}}}}}},")
+        })
         .collect();
     let nodes = nodes.trim_end_matches(',');
-    let text = format!(
-        "{{\"format\":\"warpweft-topology\",\"version\":1,\"nodes\":[{nodes}],\"edges\":[]}}"
-    );
+    let text = format!("{{\"format\":\"warpweft-topology\",\"version\":1,\"nodes\":[{nodes}],\"edges\":[]}}");
     assert_eq!(import(text.as_bytes()).unwrap().report.gpus, 30_000);
     let header: String = (0..300).map(|index| format!("\tGPU{index}")).collect();
     let rows: String = (0..300)
         .map(|row| {
-            let cells: String = (0..300)
-                .map(|column| if row == column { "\tX" } else { "\tSYS" })
-                .collect();
+            let cells: String = (0..300).map(|column| if row == column { "\tX" } else { "\tSYS" }).collect();
             format!("GPU{row}{cells}\n")
         })
         .collect();
-    assert_eq!(
-        import(format!("{header}\n{rows}").as_bytes())
-            .unwrap()
-            .report
-            .gpus,
-        300
-    );
+    assert_eq!(import(format!("{header}\n{rows}").as_bytes()).unwrap().report.gpus, 300);
 }
 
 #[test]
@@ -196,35 +185,24 @@ fn large_hostile_inputs_end_soon_and_with_an_error() {
             "{},".repeat(800_000)
         ),
         format!("Link 0: 1 GB/s\n{}", "GPU 0: a (UUID: b)\n".repeat(500_000)),
-        format!(
-            "<system><cpu numaid='0' affinity='{}'/></system>",
-            "f,".repeat(1_000_000)
-        ),
+        format!("<system><cpu numaid='0' affinity='{}'/></system>", "f,".repeat(1_000_000)),
     ];
-    let numbered =
-        |count: usize, part: &dyn Fn(usize) -> String| (0..count).map(part).collect::<String>();
+    let numbered = |count: usize, part: &dyn Fn(usize) -> String| (0..count).map(part).collect::<String>();
     let many = [
         format!(
             "<topology>{}</topology>",
-            numbered(30_000, &|n| format!(
-                "<object type='NUMANode' os_index='{n}'/>"
-            ))
+            numbered(30_000, &|n| format!("<object type='NUMANode' os_index='{n}'/>"))
         ),
         format!(
             "<topology><object nodeset='{}'>{}</object></topology>",
             "ffffffff,".repeat(2_000),
             "<object/>".repeat(30_000)
         ),
-        format!(
-            "<system>{}</system>",
-            numbered(30_000, &|n| format!("<cpu numaid='{n}' host_hash='{n}'/>"))
-        ),
+        format!("<system>{}</system>", numbered(30_000, &|n| format!("<cpu numaid='{n}' host_hash='{n}'/>"))),
         format!(
             "{columns}\tNUMA Affinity\n{}",
             numbered(300, &|n| {
-                let cells: String = (0..300)
-                    .map(|m| if m == n { "\tX" } else { "\tSYS" })
-                    .collect();
+                let cells: String = (0..300).map(|m| if m == n { "\tX" } else { "\tSYS" }).collect();
                 format!("GPU{n}{cells}\t{n}\n")
             })
         ),

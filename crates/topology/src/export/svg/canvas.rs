@@ -24,11 +24,7 @@ pub(super) struct Stroke {
 
 impl Stroke {
     pub(super) const fn new(colour: &'static str, width: f64) -> Self {
-        Self {
-            colour,
-            width,
-            is_dashed: false,
-        }
+        Self { colour, width, is_dashed: false }
     }
 
     pub(super) const fn dashed(mut self) -> Self {
@@ -37,11 +33,7 @@ impl Stroke {
     }
 
     fn attributes(&self) -> String {
-        let dashes = if self.is_dashed {
-            " stroke-dasharray=\"6 4\""
-        } else {
-            ""
-        };
+        let dashes = if self.is_dashed { " stroke-dasharray=\"6 4\"" } else { "" };
         format!(
             "stroke=\"{}\" stroke-width=\"{:.1}\" stroke-linecap=\"round\" fill=\"none\"{dashes}",
             self.colour, self.width
@@ -60,20 +52,12 @@ pub(super) struct Type {
 impl Type {
     /// Text that starts at its point.
     pub(super) const fn from(size: u32, ink: &'static str) -> Self {
-        Self {
-            anchor: "start",
-            size,
-            ink,
-        }
+        Self { anchor: "start", size, ink }
     }
 
     /// Text around its point.
     pub(super) const fn around(size: u32, ink: &'static str) -> Self {
-        Self {
-            anchor: "middle",
-            size,
-            ink,
-        }
+        Self { anchor: "middle", size, ink }
     }
 }
 
@@ -95,11 +79,7 @@ impl Area {
 // Writing to a string does not fail, so the results below are dropped.
 impl Canvas {
     pub(super) fn line(&mut self, x1: f64, y1: f64, x2: f64, y2: f64, stroke: &Stroke) {
-        let _ = writeln!(
-            self.body,
-            "<path d=\"M{x1:.1} {y1:.1}L{x2:.1} {y2:.1}\" {}/>",
-            stroke.attributes()
-        );
+        let _ = writeln!(self.body, "<path d=\"M{x1:.1} {y1:.1}L{x2:.1} {y2:.1}\" {}/>", stroke.attributes());
     }
 
     /// A curve that leaves and arrives vertically and rises towards `top`.
@@ -113,12 +93,7 @@ impl Canvas {
 
     /// A rounded box.
     pub(super) fn panel(&mut self, area: Area, fill: &str, border: &str) {
-        let Area {
-            x,
-            y,
-            width,
-            height,
-        } = area;
+        let Area { x, y, width, height } = area;
         let _ = writeln!(
             self.body,
             "<rect x=\"{x:.1}\" y=\"{y:.1}\" width=\"{width:.1}\" height=\"{height:.1}\" rx=\"8\" fill=\"{fill}\" stroke=\"{border}\" stroke-width=\"1.5\"/>"
@@ -149,11 +124,7 @@ impl Canvas {
 
     fn text_at(&mut self, place: &str, face: Type, text: &str) {
         let Type { anchor, size, ink } = face;
-        let weight = if size >= 14 {
-            " font-weight=\"600\""
-        } else {
-            ""
-        };
+        let weight = if size >= 14 { " font-weight=\"600\"" } else { "" };
         let _ = writeln!(
             self.body,
             "<text {place} text-anchor=\"{anchor}\" font-size=\"{size}\" fill=\"{ink}\"{weight}>{}</text>",

@@ -93,10 +93,7 @@ impl Layout {
             y += block.area.height + GAP;
             blocks.push(block);
         }
-        let widest = blocks
-            .iter()
-            .map(|block| block.area.width)
-            .fold(MIN_WIDTH, f64::max);
+        let widest = blocks.iter().map(|block| block.area.width).fold(MIN_WIDTH, f64::max);
         let mut x = MARGIN + widest + 50.0;
         for bar in &mut bars {
             bar.area.x = x;
@@ -107,22 +104,13 @@ impl Layout {
             paths: paths(&blocks),
             has_veto: topology.edges().iter().any(|edge| edge.veto.is_some()),
             legend_y: y + 24.0,
-            width: if bars.is_empty() {
-                2.0 * MARGIN + widest
-            } else {
-                x
-            },
+            width: if bars.is_empty() { 2.0 * MARGIN + widest } else { x },
             height: 0.0,
             blocks,
             trunks: bars,
         };
-        let lines = layout
-            .classes
-            .len()
-            .max(layout.paths.len() + usize::from(layout.has_veto))
-            .max(3);
-        layout.height =
-            layout.legend_y + LEGEND_LINE * f64::from(u16::try_from(lines).unwrap_or(u16::MAX));
+        let lines = layout.classes.len().max(layout.paths.len() + usize::from(layout.has_veto)).max(3);
+        layout.height = layout.legend_y + LEGEND_LINE * f64::from(u16::try_from(lines).unwrap_or(u16::MAX));
         layout
     }
 
@@ -130,20 +118,8 @@ impl Layout {
     pub(super) fn summary(&self, topology: &Topology) -> String {
         let devices = topology.devices().count();
         let nics = topology.endpoints().len() - devices;
-        let is_gpu = |node: &Node| {
-            matches!(
-                node.kind,
-                NodeKind::Device {
-                    kind: DeviceKind::Gpu,
-                    ..
-                }
-            )
-        };
-        let word = if topology.devices().all(is_gpu) {
-            "GPU"
-        } else {
-            "device"
-        };
+        let is_gpu = |node: &Node| matches!(node.kind, NodeKind::Device { kind: DeviceKind::Gpu, .. });
+        let word = if topology.devices().all(is_gpu) { "GPU" } else { "device" };
         let numbered = self.blocks.iter().flat_map(|block| &block.numas);
         let numas = numbered.filter(|numa| numa.number.is_some()).count();
         let mut parts = vec![counted(devices, word)];
@@ -163,11 +139,8 @@ impl Layout {
 impl Block {
     /// Takes the bars from `bars` whose members are all on this machine.
     fn place(topology: &Topology, host: Option<String>, bars: &mut Vec<Bar>, y: f64) -> Self {
-        let nodes: Vec<&Node> = topology
-            .endpoints()
-            .into_iter()
-            .filter(|node| node.place.host == host)
-            .collect();
+        let nodes: Vec<&Node> =
+            topology.endpoints().into_iter().filter(|node| node.place.host == host).collect();
         let header = if host.is_some() { 28.0 } else { 0.0 };
         let inset = if host.is_some() { 14.0 } else { 0.0 };
         let memories: Vec<&Node> = topology
@@ -183,22 +156,12 @@ impl Block {
             numas,
             bars: Vec::new(),
             arcs: Vec::new(),
-            area: Area {
-                x: MARGIN,
-                y,
-                width: right - MARGIN + inset,
-                height: 0.0,
-            },
+            area: Area { x: MARGIN, y, width: right - MARGIN + inset, height: 0.0 },
             row_y: 0.0,
             floor_y: 0.0,
         };
-        let is_here = |bar: &Bar| {
-            bar.members
-                .iter()
-                .all(|member| block.spot(*member).is_some())
-        };
-        let (own, others): (Vec<Bar>, Vec<Bar>) =
-            std::mem::take(bars).into_iter().partition(is_here);
+        let is_here = |bar: &Bar| bar.members.iter().all(|member| block.spot(*member).is_some());
+        let (own, others): (Vec<Bar>, Vec<Bar>) = std::mem::take(bars).into_iter().partition(is_here);
         *bars = others;
         block.arcs = arcs(topology, &own, &block);
         block.stack(own, y + header);
@@ -210,37 +173,23 @@ impl Block {
         let mut y = top + 10.0;
         for mut bar in bars {
             let xs = || self.spots_of(&bar.members);
-            let left = xs()
-                .map(|spot| spot.x - spot.width / 2.0)
-                .fold(f64::INFINITY, f64::min);
-            let right = xs()
-                .map(|spot| spot.x + spot.width / 2.0)
-                .fold(0.0, f64::max);
+            let left = xs().map(|spot| spot.x - spot.width / 2.0).fold(f64::INFINITY, f64::min);
+            let right = xs().map(|spot| spot.x + spot.width / 2.0).fold(0.0, f64::max);
             let wanted = text_width(&bar.text, 13) + 24.0;
             let middle = (left + right) / 2.0;
             let width = (right - left).max(wanted);
-            bar.area = Area {
-                x: (middle - width / 2.0).max(MARGIN),
-                y,
-                width,
-                height: BAR_HEIGHT,
-            };
+            bar.area = Area { x: (middle - width / 2.0).max(MARGIN), y, width, height: BAR_HEIGHT };
             y += BAR_HEIGHT + 18.0;
             self.bars.push(bar);
         }
-        let tallest = self
-            .arcs
-            .iter()
-            .filter_map(|edge| self.arc(edge))
-            .map(|arc| arc.height)
-            .fold(0.0, f64::max);
+        let tallest =
+            self.arcs.iter().filter_map(|edge| self.arc(edge)).map(|arc| arc.height).fold(0.0, f64::max);
         self.row_y = y + tallest * ARC_RISE + 34.0;
         let depth = LEVEL * f64::from(u8::try_from(self.levels.len()).unwrap_or(u8::MAX));
         let has_hosts = self.numas.iter().any(|numa| numa.number.is_some());
         let host = if has_hosts { HOST_HEIGHT + 30.0 } else { 12.0 };
         self.floor_y = self.row_y + BOX_HEIGHT + depth + host;
-        self.area.height =
-            self.floor_y + 16.0 - self.area.y + if self.host.is_some() { 14.0 } else { 0.0 };
+        self.area.height = self.floor_y + 16.0 - self.area.y + if self.host.is_some() { 14.0 } else { 0.0 };
     }
 
     pub(super) fn spot(&self, node: NodeId) -> Option<&Spot> {
@@ -263,20 +212,12 @@ impl Block {
         let (a, b) = (self.spot(edge.from)?.x, self.spot(edge.to)?.x);
         let (left, right) = (a.min(b), a.max(b));
         // Arcs to the right leave right of the middle, so that they share no point with those to the left.
-        Some(Arc {
-            start: left + 12.0,
-            end: right - 12.0,
-            height: 40.0 + (right - left) * 0.32,
-        })
+        Some(Arc { start: left + 12.0, end: right - 12.0, height: 40.0 + (right - left) * 0.32 })
     }
 
     /// The height of the junctions of one path class.
     pub(super) fn level_y(&self, path: PathClass) -> f64 {
-        let index = self
-            .levels
-            .iter()
-            .position(|level| *level == path)
-            .unwrap_or_default();
+        let index = self.levels.iter().position(|level| *level == path).unwrap_or_default();
         self.row_y + BOX_HEIGHT + LEVEL * (f64::from(u8::try_from(index).unwrap_or(u8::MAX)) + 0.75)
     }
 }
@@ -290,28 +231,16 @@ fn numas(topology: &Topology, nodes: &[&Node], memories: &[&Node], left: f64) ->
     let mut x = left;
     let mut numas = Vec::new();
     for (_, number) in numbers {
-        let near: Vec<&Node> = nodes
-            .iter()
-            .copied()
-            .filter(|node| node.place.numa_node == number)
-            .collect();
+        let near: Vec<&Node> = nodes.iter().copied().filter(|node| node.place.numa_node == number).collect();
         // Beyond the host bridge the host bar itself is the junction.
-        let farthest = if number.is_some() {
-            PathClass::Phb
-        } else {
-            PathClass::Sys
-        };
+        let farthest = if number.is_some() { PathClass::Phb } else { PathClass::Sys };
         let trees = tree::group(topology, &near, farthest);
         let start = x;
         let mut offset = 14.0;
         let mut spots = Vec::new();
         for node in trees.iter().flat_map(Tree::leaves) {
             let width = box_width(&topology.nodes()[node.index()]);
-            spots.push(Spot {
-                node,
-                x: start + offset + width / 2.0,
-                width,
-            });
+            spots.push(Spot { node, x: start + offset + width / 2.0, width });
             offset += width + 10.0;
         }
         let wanted = offset + 4.0;
@@ -337,26 +266,19 @@ fn numas(topology: &Topology, nodes: &[&Node], memories: &[&Node], left: f64) ->
 }
 
 fn box_width(node: &Node) -> f64 {
-    let least = if node.is_device() {
-        DEVICE_WIDTH
-    } else {
-        NIC_WIDTH
-    };
+    let least = if node.is_device() { DEVICE_WIDTH } else { NIC_WIDTH };
     (text_width(short_name(node), 14) + 14.0).clamp(least, MAX_WIDTH)
 }
 
 /// The name without the machine in front, which the box around the machine shows.
 pub(super) fn short_name(node: &Node) -> &str {
     let host = node.place.host.as_deref();
-    host.and_then(|host| node.name.strip_prefix(host)?.strip_prefix('/'))
-        .unwrap_or(&node.name)
+    host.and_then(|host| node.name.strip_prefix(host)?.strip_prefix('/')).unwrap_or(&node.name)
 }
 
 fn cpus(memories: &[&Node], number: Option<u32>, near: &[&Node]) -> Option<String> {
     let number = number?;
-    let own = memories
-        .iter()
-        .find(|host| host.place.numa_node == Some(number));
+    let own = memories.iter().find(|host| host.place.numa_node == Some(number));
     let cpus = own
         .and_then(|host| host.place.cpus.as_ref())
         .or_else(|| near.iter().find_map(|node| node.place.cpus.as_ref()));
@@ -374,18 +296,9 @@ fn levels(numas: &[Numa]) -> Vec<PathClass> {
 }
 
 fn paths(blocks: &[Block]) -> Vec<PathClass> {
-    let mut paths: BTreeSet<PathClass> = blocks
-        .iter()
-        .flat_map(|block| block.levels.iter().copied())
-        .collect();
-    let joins_hosts = |block: &Block| {
-        block
-            .numas
-            .iter()
-            .filter(|numa| numa.number.is_some())
-            .count()
-            > 1
-    };
+    let mut paths: BTreeSet<PathClass> =
+        blocks.iter().flat_map(|block| block.levels.iter().copied()).collect();
+    let joins_hosts = |block: &Block| block.numas.iter().filter(|numa| numa.number.is_some()).count() > 1;
     if blocks.iter().any(joins_hosts) {
         paths.insert(PathClass::Sys);
     }
@@ -394,16 +307,10 @@ fn paths(blocks: &[Block]) -> Vec<PathClass> {
 
 fn classes(topology: &Topology) -> Vec<LinkClass> {
     let mut classes: Vec<LinkClass> = Vec::new();
-    let mut all: Vec<LinkClass> = topology
-        .edges()
-        .iter()
-        .map(|edge| edge.class.value)
-        .collect();
+    let mut all: Vec<LinkClass> = topology.edges().iter().map(|edge| edge.class.value).collect();
     all.sort_unstable();
     for class in all {
-        let is_known = classes
-            .iter()
-            .any(|known| super::medium(*known) == super::medium(class));
+        let is_known = classes.iter().any(|known| super::medium(*known) == super::medium(class));
         if !is_known {
             classes.push(class);
         }
@@ -420,27 +327,14 @@ fn bars(topology: &Topology) -> Vec<Bar> {
             let Some(edge) = topology.edge(members[0], members[1]) else {
                 continue;
             };
-            let is_even = |edge: &Edge| {
-                edge.class.value != class || edge.link_count == first_count(topology, &members)
-            };
-            if members
-                .iter()
-                .all(|member| topology.edges_from(*member).iter().all(is_even))
-            {
-                bars.push(bar(
-                    class,
-                    members.clone(),
-                    edge.bandwidth(),
-                    group_text(edge, members.len()),
-                ));
+            let is_even =
+                |edge: &Edge| edge.class.value != class || edge.link_count == first_count(topology, &members);
+            if members.iter().all(|member| topology.edges_from(*member).iter().all(is_even)) {
+                bars.push(bar(class, members.clone(), edge.bandwidth(), group_text(edge, members.len())));
             }
         }
     }
-    for switch in topology
-        .nodes()
-        .iter()
-        .filter(|node| node.kind == NodeKind::Switch)
-    {
+    for switch in topology.nodes().iter().filter(|node| node.kind == NodeKind::Switch) {
         let edges = topology.edges_from(switch.id);
         let Some(edge) = edges.first() else { continue };
         let members = edges.iter().map(|edge| edge.to).collect();
@@ -455,18 +349,7 @@ fn first_count(topology: &Topology, members: &[NodeId]) -> Option<Known<u32>> {
 }
 
 fn bar(class: LinkClass, members: Vec<NodeId>, bandwidth: Known<Bandwidth>, text: String) -> Bar {
-    Bar {
-        class,
-        members,
-        bandwidth,
-        text,
-        area: Area {
-            x: 0.0,
-            y: 0.0,
-            width: 0.0,
-            height: 0.0,
-        },
-    }
+    Bar { class, members, bandwidth, text, area: Area { x: 0.0, y: 0.0, width: 0.0, height: 0.0 } }
 }
 
 fn group_text(edge: &Edge, members: usize) -> String {
@@ -480,9 +363,9 @@ fn group_text(edge: &Edge, members: usize) -> String {
         LinkClass::NvSwitch => {
             format!("NVSwitch fabric: every GPU has {links}{rate} per direction")
         }
-        class => format!(
-            "{class} between all {members}, no switch: every pair has {links}{rate} per direction"
-        ),
+        class => {
+            format!("{class} between all {members}, no switch: every pair has {links}{rate} per direction")
+        }
     }
 }
 
@@ -498,9 +381,7 @@ fn arcs(topology: &Topology, bars: &[Bar], block: &Block) -> Vec<Edge> {
     topology
         .joined_pairs()
         .filter(|edge| block.spot(edge.from).is_some() && block.spot(edge.to).is_some())
-        .filter(|edge| {
-            edge.veto.is_some() || (edge.class.value != LinkClass::Pcie && !in_bar(edge))
-        })
+        .filter(|edge| edge.veto.is_some() || (edge.class.value != LinkClass::Pcie && !in_bar(edge)))
         .cloned()
         .collect()
 }

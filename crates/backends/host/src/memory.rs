@@ -1,0 +1,274 @@
+//! Memory of host devices: arenas with a capacity, and the copies that stand for their copy engines.
+
+use std::{
+    alloc::{Layout, alloc_zeroed, dealloc},
+    ptr::NonNull,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use warpweft_core_types::{
+    AllocError, Buffer, BufferDesc, BufferView, Bytes, DeviceId, HostMapping, HostMemory, MemoryKind,
+    MemoryUsage,
+};
+
+/// Every buffer starts at a multiple of this: a cache line pair, as wide as any vector we run.
+pub(crate) const ALIGNMENT: u64 = 256;
+
+/// Buffers of a page or more start at a page, so that other backends can import them.
+pub(crate) const PAGE: u64 = 4096;
+
+/// The memory of one device: nothing but a count, since the allocator serves all of them.
+#[derive(Debug)]
+pub(crate) struct Arena {
+    device: DeviceId,
+    capacity: u64,
+    used: AtomicU64,
+}
+
+impl Arena {
+    pub(crate) fn new(device: DeviceId, capacity: Bytes) -> Self {
+        Self { device, capacity: capacity.0, used: AtomicU64::new(0) }
+    }
+
+    pub(crate) fn usage(&self) -> MemoryUsage {
+        // Relaxed: a count that guards no other memory.
+        let used = self.used.load(Ordering::Relaxed);
+        MemoryUsage { capacity: Bytes(self.capacity), free: Bytes(self.capacity - used) }
+    }
+
+    pub(crate) fn allocate(self: &Arc<Self>, desc: &BufferDesc) -> Result<HostBuffer, AllocError> {
+        if desc.size == 0 {
+            return Err(AllocError::ZeroSize { device: self.device });
+        }
+        let share = self.reserve(desc.size)?;
+        let block = Block::zeroed(desc.size).ok_or_else(|| self.out_of_memory(desc.size))?;
+        Ok(HostBuffer {
+            device: self.device,
+            base: block.base,
+            size: desc.size,
+            kind: desc.kind,
+            _owner: Owner::Arena { _block: block, _share: share },
+        })
+    }
+
+    /// Foreign memory takes nothing from the arena.
+    pub(crate) fn import(&self, memory: HostMemory) -> Result<HostBuffer, AllocError> {
+        if memory.is_empty() {
+            return Err(AllocError::ZeroSize { device: self.device });
+        }
+        Ok(HostBuffer {
+            device: self.device,
+            base: memory.base(),
+            size: memory.len() as u64,
+            kind: MemoryKind::HostVisible,
+            _owner: Owner::Foreign(memory),
+        })
+    }
+
+    fn reserve(self: &Arc<Self>, size: u64) -> Result<Share, AllocError> {
+        self.used
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| {
+                used.checked_add(size).filter(|&total| total <= self.capacity)
+            })
+            .map_err(|_| self.out_of_memory(size))?;
+        Ok(Share { arena: Arc::clone(self), size })
+    }
+
+    fn out_of_memory(&self, requested: u64) -> AllocError {
+        let usage = self.usage();
+        AllocError::OutOfMemory {
+            device: self.device,
+            requested: Bytes(requested),
+            available: usage.free,
+            capacity: usage.capacity,
+        }
+    }
+}
+
+/// A part of an arena's capacity, given back when dropped.
+#[derive(Debug)]
+struct Share {
+    arena: Arc<Arena>,
+    size: u64,
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        self.arena.used.fetch_sub(self.size, Ordering::Relaxed);
+    }
+}
+
+/// Zeroed memory from the allocator.
+#[derive(Debug)]
+struct Block {
+    base: NonNull<u8>,
+    layout: Layout,
+}
+
+impl Block {
+    #[expect(unsafe_code, reason = "the allocator is reached by raw calls")]
+    fn zeroed(size: u64) -> Option<Self> {
+        let alignment = if size >= PAGE { PAGE } else { ALIGNMENT };
+        let layout =
+            Layout::from_size_align(usize::try_from(size).ok()?, usize::try_from(alignment).ok()?).ok()?;
+        // SAFETY: the layout's size is not zero (`Arena::allocate` refuses that).
+        let base = unsafe { alloc_zeroed(layout) };
+        NonNull::new(base).map(|base| Self { base, layout })
+    }
+}
+
+impl Drop for Block {
+    #[expect(unsafe_code, reason = "the allocator is reached by raw calls")]
+    fn drop(&mut self) {
+        // SAFETY: `base` came from `alloc_zeroed` with this very layout, and a `Block` is dropped once.
+        unsafe { dealloc(self.base.as_ptr(), self.layout) }
+    }
+}
+
+// SAFETY: a `Block` is the only owner of its memory and has no thread affinity; the bytes are reached
+// only through raw copies, `HostMapping` and kernels, all of which expect others to touch them too.
+#[expect(unsafe_code, reason = "the raw pointer stands for device memory, see above")]
+unsafe impl Send for Block {}
+
+// SAFETY: as for `Send`; a shared reference gives out the address and nothing else.
+#[expect(unsafe_code, reason = "the raw pointer stands for device memory, see above")]
+unsafe impl Sync for Block {}
+
+/// What keeps a buffer's memory alive; held for its drop alone.
+#[derive(Debug)]
+enum Owner {
+    Arena { _block: Block, _share: Share },
+    Foreign(#[expect(dead_code, reason = "held for its drop")] HostMemory),
+}
+
+/// A buffer of a host device.
+#[derive(Debug)]
+pub(crate) struct HostBuffer {
+    device: DeviceId,
+    base: NonNull<u8>,
+    size: u64,
+    kind: MemoryKind,
+    _owner: Owner,
+}
+
+// SAFETY: `base` points into memory that `_owner` keeps alive, and both owners are `Send + Sync`.
+#[expect(unsafe_code, reason = "the raw pointer stands for device memory, see above")]
+unsafe impl Send for HostBuffer {}
+
+// SAFETY: as for `Send`; a shared reference gives out the address and nothing else.
+#[expect(unsafe_code, reason = "the raw pointer stands for device memory, see above")]
+unsafe impl Sync for HostBuffer {}
+
+impl Buffer for HostBuffer {
+    fn device(&self) -> DeviceId {
+        self.device
+    }
+
+    fn size(&self) -> u64 {
+        self.size
+    }
+
+    fn kind(&self) -> MemoryKind {
+        self.kind
+    }
+
+    #[expect(unsafe_code, reason = "asserts the mapping's validity")]
+    fn mapping(&self) -> Option<HostMapping<'_>> {
+        if self.kind != MemoryKind::HostVisible {
+            return None;
+        }
+        let len = usize::try_from(self.size).ok()?;
+        // SAFETY: the memory holds `size` bytes and lives as long as `self`, from which the mapping
+        // borrows; no code of this crate makes references to it.
+        Some(unsafe { HostMapping::new(self.base, len) })
+    }
+}
+
+/// A view of a host buffer as an address range: what copies and kernels work on.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Span {
+    base: NonNull<u8>,
+    len: usize,
+}
+
+impl Span {
+    /// Where the view's bytes are, if its buffer belongs to a host device.
+    pub(crate) fn of(view: &BufferView) -> Option<Self> {
+        let buffer: &dyn std::any::Any = view.buffer().as_ref();
+        let base = buffer.downcast_ref::<HostBuffer>()?.base;
+        let (offset, len) = (usize::try_from(view.offset()).ok()?, usize::try_from(view.size()).ok()?);
+        Some(Self { base: base.map_addr(|address| address.saturating_add(offset)), len })
+    }
+
+    pub(crate) const fn as_ptr(self) -> *mut u8 {
+        self.base.as_ptr()
+    }
+
+    pub(crate) const fn len(self) -> usize {
+        self.len
+    }
+
+    /// The part from `offset` on, of at most `len` bytes.
+    pub(crate) fn part(self, offset: usize, len: usize) -> Self {
+        let offset = offset.min(self.len);
+        Self {
+            base: self.base.map_addr(|address| address.saturating_add(offset)),
+            len: len.min(self.len - offset),
+        }
+    }
+}
+
+// SAFETY: an address range; whoever dereferences it argues for itself.
+#[expect(unsafe_code, reason = "the raw pointer stands for device memory, see above")]
+unsafe impl Send for Span {}
+
+// SAFETY: as for `Send`.
+#[expect(unsafe_code, reason = "the raw pointer stands for device memory, see above")]
+unsafe impl Sync for Span {}
+
+/// Copies all of `src` to `dst`.
+///
+/// # Safety
+///
+/// - Both spans come from [`Span::of`] views whose buffers live until this returns.
+/// - They have one length and share no bytes (as [`warpweft_core_types::CopyRegion`] checked).
+#[expect(unsafe_code, reason = "device memory is only reachable through raw pointers")]
+#[inline(never)]
+pub(crate) unsafe fn copy(src: Span, dst: Span) {
+    // SAFETY: both ranges are valid and disjoint (the caller's duties). Unordered work may touch the same
+    // bytes; it does so by raw copies and relaxed atomics alone, and this function is not inlined, so that
+    // values may be torn and nothing else.
+    unsafe { std::ptr::copy_nonoverlapping(src.as_ptr(), dst.as_ptr(), dst.len) }
+}
+
+/// Fills `dst` with a pattern that starts at its first byte.
+///
+/// # Safety
+///
+/// - The span comes from a [`Span::of`] view whose buffer lives until this returns.
+#[expect(unsafe_code, reason = "device memory is only reachable through raw pointers")]
+#[inline(never)]
+pub(crate) unsafe fn fill(dst: Span, pattern: u32) {
+    let bytes = pattern.to_ne_bytes();
+    if bytes == [bytes[0]; 4] {
+        // SAFETY: the range is valid (the caller's duty); unordered work as in `copy`.
+        unsafe { std::ptr::write_bytes(dst.as_ptr(), bytes[0], dst.len) }
+        return;
+    }
+    // Write the pattern once, then double what is there, block by block so that it stays in cache.
+    let mut done = bytes.len().min(dst.len);
+    // SAFETY: the range is valid and holds at least `done` bytes.
+    unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), dst.as_ptr(), done) }
+    while done < dst.len {
+        let next = done.min(FILL_BLOCK).min(dst.len - done);
+        // SAFETY: `next` bytes lie on both sides of `done`, and `next <= done` keeps them apart.
+        unsafe { copy(dst.part(0, next), dst.part(done, next)) }
+        done += next;
+    }
+}
+
+/// A multiple of every pattern's size that fits the first-level cache.
+const FILL_BLOCK: usize = 16 << 10;

@@ -1,0 +1,224 @@
+//! The command line.
+
+use std::{path::PathBuf, time::Duration};
+
+use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
+
+const EXAMPLES: &str = "\
+Examples:
+  warpweft demo                          four CPU devices, everything checked
+  warpweft demo --devices 8 --links ring copies go round a ring
+  warpweft perf copy -b 1M -e 256M       every pair of devices, beside memcpy
+  warpweft doctor                        what is missing, and how to get it";
+
+/// One program, many accelerators: try the devices, measure them, find out what is missing.
+#[derive(Debug, Parser)]
+#[command(name = "warpweft", version, after_help = EXAMPLES, arg_required_else_help = true)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Find devices, run a kernel on each, move the results between all pairs, check every byte.
+    Demo(Demo),
+    /// Measure beside the raw calls of the same run.
+    #[command(subcommand)]
+    Perf(Perf),
+    /// Say what is there, what is missing, and how to get it.
+    Doctor(Doctor),
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Perf {
+    /// Copies between all pairs of devices, sizes swept, beside memcpy.
+    Copy(PerfCopy),
+    /// Launch of an empty kernel and wait for it.
+    Launch(PerfLaunch),
+}
+
+/// Which devices to use.
+#[derive(Debug, Clone, ClapArgs)]
+pub(crate) struct Selection {
+    /// Backends whose devices to use, separated by commas.
+    #[arg(long, value_name = "NAME,...", value_delimiter = ',', default_value = "host")]
+    pub(crate) backend: Vec<String>,
+    /// How many host devices to make.
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub(crate) devices: u32,
+    /// How host devices are linked with each other.
+    #[arg(long, value_enum, default_value_t = Links::All)]
+    pub(crate) links: Links,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Links {
+    /// Every pair.
+    All,
+    /// 0-1-2-3: copies between the ends are relayed.
+    Chain,
+    /// A chain whose ends are joined.
+    Ring,
+    /// None: copies pass through host memory.
+    None,
+}
+
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "\
+Examples:
+  warpweft demo
+  warpweft demo --links chain --json
+  warpweft demo --fault corrupt          see a failed check")]
+pub(crate) struct Demo {
+    #[command(flatten)]
+    pub(crate) selection: Selection,
+    /// Bytes each device works on.
+    #[arg(long, value_name = "BYTES", default_value = "4M", value_parser = parse_size)]
+    pub(crate) size: u64,
+    /// Break something on purpose: the demo must notice.
+    #[arg(long, value_enum, value_name = "KIND")]
+    pub(crate) fault: Option<Fault>,
+    /// Time for each step.
+    #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = parse_seconds)]
+    pub(crate) timeout: Duration,
+    /// Save what the devices did as a trace for Perfetto or Chrome's tracing page.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) trace: Option<PathBuf>,
+    /// Print one JSON object with counts of what was checked.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Fault {
+    /// Copies change some of the bytes they move.
+    Corrupt,
+    /// Copies fail.
+    Copy,
+    /// Launches fail.
+    Launch,
+    /// Work is done and never signalled.
+    Silence,
+    /// Devices die after a few steps.
+    Death,
+}
+
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "\
+Columns: p50 and p99 of one copy from call to arrival; algbw = bytes / p50, in GB/s of 10^9 bytes; memcpy =
+one thread copying as many bytes in the same run, interleaved; ratio = memcpy p50 / p50.
+
+Examples:
+  warpweft perf copy
+  warpweft perf copy -b 1M -e 1G -f 4 --links chain
+  warpweft perf copy --both --json > copies.jsonl")]
+pub(crate) struct PerfCopy {
+    #[command(flatten)]
+    pub(crate) selection: Selection,
+    /// Smallest size.
+    #[arg(short = 'b', long, value_name = "BYTES", default_value = "64K", value_parser = parse_size)]
+    pub(crate) min: u64,
+    /// Largest size.
+    #[arg(short = 'e', long, value_name = "BYTES", default_value = "64M", value_parser = parse_size)]
+    pub(crate) max: u64,
+    /// Factor from one size to the next.
+    #[arg(short = 'f', long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u64).range(2..))]
+    pub(crate) factor: u64,
+    /// Timed rounds of each size.
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 21, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    pub(crate) iterations: u32,
+    /// Rounds before the clock counts.
+    #[arg(short = 'w', long, value_name = "N", default_value_t = 3)]
+    pub(crate) warmup: u32,
+    /// Copy both ways at once and count the bytes of both.
+    #[arg(long)]
+    pub(crate) both: bool,
+    /// Print one JSON object for each row.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "\
+Example:
+  warpweft perf launch -n 10000")]
+pub(crate) struct PerfLaunch {
+    #[command(flatten)]
+    pub(crate) selection: Selection,
+    /// Timed rounds.
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
+    pub(crate) iterations: u32,
+    /// Rounds before the clock counts.
+    #[arg(short = 'w', long, value_name = "N", default_value_t = 1000)]
+    pub(crate) warmup: u32,
+    /// Print one JSON object for each row.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "\
+Exit code: 0 if everything that the chosen backends need is there, 1 if something is missing.
+
+Example:
+  warpweft doctor --json")]
+pub(crate) struct Doctor {
+    /// Backends that must work, separated by commas.
+    #[arg(long, value_name = "NAME,...", value_delimiter = ',', default_value = "host")]
+    pub(crate) backend: Vec<String>,
+    /// Print one JSON object.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Reads `4096`, `64K`, `1M` or `2G`: binary units, as nccl-tests reads them.
+fn parse_size(text: &str) -> Result<u64, String> {
+    let wrong = || format!("{text:?} is not a size like 4096, 64K, 1M or 2G");
+    let digits = text.trim_end_matches(['k', 'K', 'm', 'M', 'g', 'G']);
+    let shift = match text[digits.len()..].to_ascii_uppercase().as_str() {
+        "" => 0,
+        "K" => 10,
+        "M" => 20,
+        "G" => 30,
+        _ => return Err(wrong()),
+    };
+    let count: u64 = digits.parse().map_err(|_| wrong())?;
+    count.checked_mul(1 << shift).filter(|&size| size > 0).ok_or_else(wrong)
+}
+
+fn parse_seconds(text: &str) -> Result<Duration, String> {
+    let wrong = || format!("{text:?} is not a number of seconds above 0");
+    let seconds: f64 = text.parse().map_err(|_| wrong())?;
+    Duration::try_from_secs_f64(seconds).ok().filter(|time| !time.is_zero()).ok_or_else(wrong)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Args::command().debug_assert();
+    }
+
+    #[test]
+    fn sizes_read_as_in_nccl_tests() {
+        for (text, size) in [("1", 1), ("64K", 65536), ("64k", 65536), ("3M", 3 << 20), ("2G", 2 << 30)] {
+            assert_eq!(parse_size(text), Ok(size), "{text}");
+        }
+        for text in ["", "K", "0", "-1", "1KB", "1.5M", "1KK", "99999999999G", "1 M"] {
+            assert!(parse_size(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn seconds_are_positive_and_finite() {
+        assert_eq!(parse_seconds("0.5"), Ok(Duration::from_millis(500)));
+        for text in ["", "0", "-1", "nan", "inf", "1e300", "soon"] {
+            assert!(parse_seconds(text).is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,269 @@
+//! The demo: everything the devices do, with every byte checked.
+
+use std::{collections::BTreeMap, fs, process::ExitCode, sync::Arc, time::Instant};
+
+use anyhow::{Context as _, bail};
+use serde::Serialize;
+use warpweft::{
+    Arg, Backend, BufferDesc, BufferView, Bytes, Device, DeviceId, HostFunction, KernelCode, KernelContract,
+    Launch, Op, Param, QueueDesc, Runtime, SemaphorePoint, Submission, Workgroup,
+    transfer::CopyHandle,
+    wrappers::{FaultConfig, FaultyBackend, TracingBackend},
+};
+
+use crate::{
+    args::{Demo, Fault},
+    output, select,
+};
+
+/// Bytes of one word of the pattern.
+const WORD: u64 = 4;
+
+/// Words that one workgroup writes.
+const WORDS_PER_GROUP: u32 = 4096;
+
+/// What was checked.
+#[derive(Debug, Default, Serialize)]
+struct Summary {
+    devices: usize,
+    kernels: usize,
+    pairs: usize,
+    /// Pairs by kind of route.
+    routes: BTreeMap<String, usize>,
+    /// Bytes read back and compared, results of kernels and copies together.
+    verified_bytes: u64,
+    wrong_bytes: u64,
+    seconds: f64,
+    ok: bool,
+}
+
+pub(crate) fn run(args: &Demo) -> anyhow::Result<ExitCode> {
+    let started = Instant::now();
+    let traced = traced_backends(args)?;
+    let mut builder = Runtime::builder();
+    for backend in &traced {
+        builder = builder.shared_backend(Arc::clone(backend) as Arc<dyn Backend>);
+    }
+    let runtime = builder.build()?;
+    let demo = Run { runtime: &runtime, args };
+    let mut summary = Summary { devices: runtime.devices().len(), ..Summary::default() };
+    demo.show_devices();
+    let results = demo.run_kernels(&mut summary)?;
+    demo.move_results(&results, &mut summary)?;
+    summary.seconds = started.elapsed().as_secs_f64();
+    summary.ok = summary.wrong_bytes == 0;
+    if let Some(path) = &args.trace {
+        save_trace(path, &traced)?;
+    }
+    demo.report(&summary)?;
+    Ok(if summary.ok { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// The chosen backends, broken as asked for, with what they do recorded.
+fn traced_backends(args: &Demo) -> anyhow::Result<Vec<Arc<TracingBackend>>> {
+    const KEPT: usize = 100_000;
+    let broken = |backend: Arc<dyn Backend>| match args.fault {
+        None => backend,
+        Some(fault) => Arc::new(FaultyBackend::new(backend, faults(fault))),
+    };
+    let backends = select::backends(&args.selection)?;
+    Ok(backends.into_iter().map(|backend| Arc::new(TracingBackend::new(broken(backend), KEPT))).collect())
+}
+
+fn faults(fault: Fault) -> FaultConfig {
+    let none = FaultConfig::default();
+    match fault {
+        Fault::Corrupt => FaultConfig { copy_corrupts: 1.0, ..none },
+        Fault::Copy => FaultConfig { copy_fails: 1.0, ..none },
+        Fault::Launch => FaultConfig { launch_fails: 1.0, ..none },
+        Fault::Silence => FaultConfig { signal_is_lost: 1.0, ..none },
+        Fault::Death => FaultConfig { dies_at_step: Some(6), ..none },
+    }
+}
+
+fn save_trace(path: &std::path::Path, backends: &[Arc<TracingBackend>]) -> anyhow::Result<()> {
+    let mut events = Vec::new();
+    for backend in backends {
+        if let serde_json::Value::Array(spans) = backend.trace().to_chrome_json()["traceEvents"].take() {
+            events.extend(spans);
+        }
+    }
+    let trace = serde_json::json!({ "displayTimeUnit": "ns", "traceEvents": events });
+    fs::write(path, serde_json::to_vec(&trace)?)
+        .with_context(|| format!("{} cannot be written", path.display()))
+}
+
+/// A kernel that writes words which depend on the device, the position and a seed.
+fn pattern_kernel() -> KernelCode {
+    let contract = KernelContract::new("pattern", [Param::write(WORD), Param::scalar::<u32>()]);
+    let body = |workgroup: &Workgroup<'_>| {
+        let (words, seed) = (workgroup.slice::<u32>(0), workgroup.scalar::<u32>(1));
+        let first = workgroup.index()[0] as usize * WORDS_PER_GROUP as usize;
+        for index in first..words.len().min(first + WORDS_PER_GROUP as usize) {
+            words.set(index, pattern_word(seed, index));
+        }
+    };
+    KernelCode::new().with_function(contract, HostFunction::new(body))
+}
+
+/// Mixes seed and position so that a moved, missing or repeated word shows.
+#[expect(clippy::cast_possible_truncation, reason = "the pattern uses the position's low bits")]
+const fn pattern_word(seed: u32, index: usize) -> u32 {
+    let mixed = (index as u32).wrapping_mul(0x9e37_79b1) ^ seed.wrapping_mul(0x85eb_ca6b);
+    mixed ^ (mixed >> 15)
+}
+
+/// One run of the demo.
+struct Run<'a> {
+    runtime: &'a Runtime,
+    args: &'a Demo,
+}
+
+/// What a kernel produced on a device.
+struct Produced {
+    device: DeviceId,
+    seed: u32,
+    memory: BufferView,
+}
+
+impl Run<'_> {
+    fn show_devices(&self) {
+        if self.args.json {
+            return;
+        }
+        output::title("Devices");
+        for device in self.runtime.devices() {
+            let info = device.info();
+            output::line(format!(
+                "  {:<8} {:<4} {:<20} {:>9}   {} worker{}",
+                info.id.to_string(),
+                info.kind.to_string(),
+                info.name,
+                info.memory.to_string(),
+                info.multiprocessors,
+                if info.multiprocessors == 1 { "" } else { "s" }
+            ));
+        }
+    }
+
+    /// Runs the kernel on every device at once and checks each result against the processor's own.
+    fn run_kernels(&self, summary: &mut Summary) -> anyhow::Result<Vec<Produced>> {
+        let launched = self
+            .runtime
+            .devices()
+            .iter()
+            .zip(1..)
+            .map(|(device, seed)| self.launch(device, seed))
+            .collect::<anyhow::Result<Vec<_>>>()?;
+        let mut results = Vec::new();
+        for (result, done) in launched {
+            done.wait(self.args.timeout)
+                .with_context(|| format!("the kernel on {} did not end well", result.device))?;
+            summary.kernels += 1;
+            self.verify(&result.memory, result.seed, summary)
+                .with_context(|| format!("the result on {} cannot be read", result.device))?;
+            results.push(result);
+        }
+        self.say(&format!("Kernels   {} ran, {} checked", summary.kernels, Bytes(summary.verified_bytes)));
+        Ok(results)
+    }
+
+    fn launch(&self, device: &Arc<dyn Device>, seed: u32) -> anyhow::Result<(Produced, SemaphorePoint)> {
+        let id = device.info().id;
+        let size = self.args.size.next_multiple_of(WORD);
+        let memory = BufferView::whole(device.allocate(&BufferDesc::device(size))?);
+        let kernel = device.load(&pattern_kernel())?.kernel("pattern")?;
+        let queue = device.create_queue(&QueueDesc::default())?;
+        let done = SemaphorePoint::new(&device.create_semaphore(0)?, 1);
+        let groups =
+            u32::try_from((size / WORD).div_ceil(WORDS_PER_GROUP.into())).context("--size is too large")?;
+        let seed_bytes = seed.to_le_bytes();
+        let args = [Arg::Buffer(&memory), Arg::Scalar(&seed_bytes)];
+        let ops = [Op::Launch(Launch::new(&kernel, [groups, 1, 1], &args)?)];
+        queue
+            .submit(&Submission { waits: &[], ops: &ops, signals: std::slice::from_ref(&done) })
+            .with_context(|| format!("{id} did not take the kernel"))?;
+        Ok((Produced { device: id, seed, memory }, done))
+    }
+
+    /// Copies every result to every other device, all of them at once, and checks what arrived.
+    fn move_results(&self, results: &[Produced], summary: &mut Summary) -> anyhow::Result<()> {
+        let bar = output::progress((results.len() * (results.len() - 1)) as u64, "moving results");
+        let mut copies = Vec::new();
+        for from in results {
+            for to in results.iter().filter(|to| to.device != from.device) {
+                copies.push((from, to.device, self.start_copy(from, to.device)?));
+            }
+        }
+        for (from, to, (copy, target)) in copies {
+            let pair = || format!("{} to {to} ({})", from.device, copy.route());
+            copy.wait(self.args.timeout)
+                .with_context(|| format!("the copy from {} did not end well", pair()))?;
+            let wrong = self.verify(&target, from.seed, summary).with_context(pair)?;
+            if wrong > 0 {
+                bar.suspend(|| self.say(&format!("  {wrong} wrong bytes from {}", pair())));
+            }
+            summary.pairs += 1;
+            *summary.routes.entry(copy.route().kind.to_string()).or_default() += 1;
+            bar.inc(1);
+        }
+        bar.finish_and_clear();
+        let routes: Vec<String> =
+            summary.routes.iter().map(|(kind, count)| format!("{count} {kind}")).collect();
+        self.say(&format!("Copies    {} pairs ({}), all at once", summary.pairs, routes.join(", ")));
+        Ok(())
+    }
+
+    fn start_copy(&self, from: &Produced, to: DeviceId) -> anyhow::Result<(CopyHandle, BufferView)> {
+        let Some(device) = self.runtime.device(to) else { bail!("{to} is not open") };
+        let target = BufferView::whole(device.allocate(&BufferDesc::device(from.memory.size()))?);
+        let copy = self.runtime.transfer().copy(&from.memory, &target);
+        Ok((copy.with_context(|| format!("the copy from {} to {to} did not start", from.device))?, target))
+    }
+
+    /// Reads a buffer back and counts the bytes that are not the pattern's.
+    fn verify(&self, memory: &BufferView, seed: u32, summary: &mut Summary) -> anyhow::Result<u64> {
+        let mut bytes = vec![0; usize::try_from(memory.size())?];
+        self.runtime.transfer().read(memory, &mut bytes, self.args.timeout)?;
+        let wrong_in = |(index, word): (usize, &[u8; 4])| {
+            let expected = pattern_word(seed, index).to_le_bytes();
+            word.iter().zip(expected).filter(|(got, expected)| **got != *expected).count() as u64
+        };
+        let wrong = bytes.as_chunks().0.iter().enumerate().map(wrong_in).sum();
+        summary.verified_bytes += memory.size();
+        summary.wrong_bytes += wrong;
+        Ok(wrong)
+    }
+
+    fn report(&self, summary: &Summary) -> anyhow::Result<()> {
+        if self.args.json {
+            return output::json(summary);
+        }
+        let checked = format!(
+            "{} devices, {} kernels, {} pairs: {} read back and compared in {:.2} s",
+            summary.devices,
+            summary.kernels,
+            summary.pairs,
+            Bytes(summary.verified_bytes),
+            summary.seconds
+        );
+        if summary.ok {
+            output::good(&checked);
+        } else {
+            output::wrong(&format!("{checked}; {} bytes were wrong", summary.wrong_bytes));
+        }
+        if let Some(path) = &self.args.trace {
+            self.say(&format!(
+                "Trace     {} (open it in ui.perfetto.dev or chrome://tracing)",
+                path.display()
+            ));
+        }
+        Ok(())
+    }
+
+    fn say(&self, text: &str) {
+        if !self.args.json {
+            output::line(text);
+        }
+    }
+}

@@ -1,0 +1,34 @@
+//! The `warpweft` command as a library, so that benchmarks measure with the same code.
+//!
+//! `warpweft demo` shows what works on this machine, `warpweft perf` measures it beside the raw calls, and
+//! `warpweft doctor` says what is missing and how to get it. `warpweft --help` has examples.
+#![forbid(unsafe_code)]
+
+mod args;
+mod demo;
+mod doctor;
+pub mod measure;
+mod output;
+mod perf;
+mod select;
+
+use std::process::ExitCode;
+
+use clap::Parser as _;
+
+/// Runs the command with the arguments of the process.
+///
+/// The exit code is 0 for success, 1 for a failed check, 2 for a wrong call.
+pub fn run() -> ExitCode {
+    let args = args::Args::parse();
+    let result = match &args.command {
+        args::Command::Demo(demo) => demo::run(demo),
+        args::Command::Perf(args::Perf::Copy(copy)) => perf::copy::run(copy),
+        args::Command::Perf(args::Perf::Launch(launch)) => perf::launch::run(launch),
+        args::Command::Doctor(doctor) => doctor::run(doctor),
+    };
+    match result {
+        Ok(code) => code,
+        Err(error) => output::fail(&error),
+    }
+}

@@ -1,0 +1,57 @@
+//! Making the backends that the command line names.
+
+use std::{sync::Arc, time::Duration};
+
+use anyhow::Context as _;
+use warpweft::{
+    Backend, LinkClass,
+    host::{HostBackend, HostDeviceConfig, LinkSpec, Place},
+};
+
+use crate::{
+    args::{Links, Selection},
+    output::WrongCall,
+};
+
+/// Backends this program was built with.
+pub(crate) const KNOWN: &[&str] = &["host"];
+
+/// The backends named, each once.
+pub(crate) fn backends(selection: &Selection) -> anyhow::Result<Vec<Arc<dyn Backend>>> {
+    let mut backends = Vec::new();
+    for (position, name) in selection.backend.iter().enumerate() {
+        if selection.backend[..position].contains(name) {
+            return Err(WrongCall(format!("backend {name:?} is named twice")).into());
+        }
+        backends.push(backend(name, selection)?);
+    }
+    Ok(backends)
+}
+
+fn backend(name: &str, selection: &Selection) -> anyhow::Result<Arc<dyn Backend>> {
+    match name {
+        "host" => Ok(Arc::new(host(selection).context("the host devices cannot be made")?)),
+        _ => {
+            Err(WrongCall(format!("there is no backend {name:?}; this program has: {}", KNOWN.join(", ")))
+                .into())
+        }
+    }
+}
+
+/// Links between devices are marked cheaper than those to host memory, so that a chain is relayed.
+fn host(selection: &Selection) -> Result<HostBackend, warpweft::OpenError> {
+    let near = LinkSpec::new(LinkClass::HostMemory).with_cost(10.0, Duration::from_nanos(500));
+    let far = LinkSpec::new(LinkClass::HostMemory).with_cost(1.0, Duration::from_micros(5));
+    let last = Place::Device(selection.devices - 1);
+    let builder = HostBackend::builder().devices(selection.devices, &HostDeviceConfig::default());
+    let builder = match selection.links {
+        Links::All => builder.link_all_devices(near),
+        Links::Chain => builder.link_chain(near),
+        Links::Ring if selection.devices > 2 => {
+            builder.link_chain(near).link_both(last, Place::Device(0), near)
+        }
+        Links::Ring => builder.link_chain(near),
+        Links::None => builder,
+    };
+    builder.link_all_to_host(far).build()
+}

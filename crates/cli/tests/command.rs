@@ -1,0 +1,147 @@
+//! The command as a user or a program calls it.
+#![expect(clippy::unwrap_used, reason = "a failed step fails the test")]
+
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+fn warpweft(args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_warpweft")).args(args).output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+fn lines(output: &Output) -> Vec<Value> {
+    text(&output.stdout).lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+const SMALL: [&str; 3] = ["demo", "--size", "64K"];
+
+fn demo(args: &[&str]) -> Output {
+    warpweft(&[&SMALL, args].concat())
+}
+
+#[test]
+fn the_demo_counts_what_it_checked() {
+    let output = demo(&["--json"]);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    let summary = &lines(&output)[0];
+    for (key, value) in
+        [("devices", 4), ("kernels", 4), ("pairs", 12), ("verified_bytes", 16 << 16), ("wrong_bytes", 0)]
+    {
+        assert_eq!(summary[key], value, "{key}");
+    }
+    assert_eq!(summary["ok"], true);
+    assert_eq!(summary["routes"]["direct"], 12);
+}
+
+#[test]
+fn the_demo_runs_over_every_kind_of_links() {
+    for (links, kind, pairs) in
+        [("all", "direct", 12), ("chain", "relayed", 6), ("ring", "relayed", 4), ("none", "shared", 12)]
+    {
+        let output = demo(&["--links", links, "--json"]);
+        assert_eq!(lines(&output)[0]["routes"][kind], pairs, "{links}: {}", text(&output.stdout));
+    }
+}
+
+#[test]
+fn every_fault_makes_the_demo_fail_with_a_reason() {
+    for (fault, word) in [
+        ("corrupt", "wrong"),
+        ("copy", "copy failed"),
+        ("launch", "launch failed"),
+        ("silence", "timed out"),
+        ("death", "is lost"),
+    ] {
+        let output = demo(&["--fault", fault, "--timeout", "0.3"]);
+        assert_eq!(output.status.code(), Some(1), "{fault}");
+        let said = text(&output.stdout) + &text(&output.stderr);
+        assert!(said.contains(word), "{fault}: {said}");
+        assert!(!said.contains("panicked"), "{fault}: {said}");
+    }
+    let corrupt = demo(&["--fault", "corrupt", "--json"]);
+    assert_eq!(lines(&corrupt)[0]["ok"], false);
+    assert!(lines(&corrupt)[0]["wrong_bytes"].as_u64().unwrap() > 0);
+}
+
+#[test]
+fn the_demo_saves_a_trace() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("trace.json");
+    let output = demo(&["--trace", path.to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    let trace: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    let names: Vec<&str> =
+        trace["traceEvents"].as_array().unwrap().iter().map(|e| e["name"].as_str().unwrap()).collect();
+    assert!(names.contains(&"pattern") && names.contains(&"copy"), "{names:?}");
+    let nowhere = demo(&["--trace", "/no/such/folder/trace.json"]);
+    assert_eq!(nowhere.status.code(), Some(1));
+}
+
+#[test]
+fn perf_copy_prints_a_row_for_each_pair_and_size() {
+    let args = ["perf", "copy", "-b", "4K", "-e", "64K", "-f", "4", "-n", "3", "-w", "1", "--devices", "2"];
+    let output = warpweft(&[&args[..], &["--json"]].concat());
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    let rows = lines(&output);
+    assert_eq!(rows.len(), 4 * 3);
+    for row in &rows {
+        assert_eq!((row["wrong"].as_u64(), row["copy"]["rounds"].as_u64()), (Some(0), Some(3)), "{row}");
+        assert!(
+            row["algbw"].as_f64().unwrap() > 0.0 && row["memcpy"]["p50_ns"].as_u64().unwrap() > 0,
+            "{row}"
+        );
+    }
+    let both = lines(&warpweft(&[&args[..], &["--both", "--json"]].concat()));
+    assert_eq!(both.len(), 3, "one pair of two devices");
+    let table = text(&warpweft(&args).stdout);
+    assert!(table.contains("algbw") && table.contains("# Wrong bytes: 0 OK"), "{table}");
+}
+
+#[test]
+fn perf_launch_prints_a_row_for_each_device() {
+    let rows = lines(&warpweft(&["perf", "launch", "-n", "50", "-w", "5", "--devices", "3", "--json"]));
+    assert_eq!(rows.len(), 3);
+    assert!(rows.iter().all(|row| row["launch_and_wait"]["p50_ns"].as_u64().unwrap() > 0));
+}
+
+#[test]
+fn the_doctor_finds_what_is_there_and_says_what_is_not() {
+    let healthy = warpweft(&["doctor", "--json"]);
+    assert_eq!(healthy.status.code(), Some(0));
+    assert_eq!(lines(&healthy)[0]["healthy"], true);
+    let lacking = warpweft(&["doctor", "--backend", "abacus"]);
+    assert_eq!(lacking.status.code(), Some(1));
+    assert!(text(&lacking.stdout).contains("abacus"));
+}
+
+#[test]
+fn wrong_calls_end_with_code_2_and_name_the_argument() {
+    for (args, named) in [
+        (&["demo", "--backend", "abacus"][..], "abacus"),
+        (&["demo", "--backend", "host,host"], "twice"),
+        (&["demo", "--size", "much"], "much"),
+        (&["demo", "--devices", "0"], "0"),
+        (&["demo", "--timeout", "-1"], "-1"),
+        (&["perf", "copy", "-b", "2M", "-e", "1M"], "above"),
+        (&["perf"], "perf"),
+        (&[], "Usage"),
+    ] {
+        let output = warpweft(args);
+        assert_eq!(output.status.code(), Some(2), "{args:?}");
+        assert!(text(&output.stderr).contains(named), "{args:?}: {}", text(&output.stderr));
+    }
+}
+
+#[test]
+fn help_has_examples_and_no_colour_when_it_is_not_a_terminal() {
+    for args in [&["--help"][..], &["demo", "--help"], &["perf", "copy", "--help"], &["doctor", "--help"]] {
+        let help = text(&warpweft(args).stdout);
+        assert!(help.contains("Example"), "{args:?}: {help}");
+        assert!(!help.contains('\u{1b}'), "{args:?}");
+    }
+    assert!(!text(&demo(&[]).stdout).contains('\u{1b}'));
+}

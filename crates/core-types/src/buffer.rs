@@ -1,0 +1,283 @@
+//! Memory of a device, and checked ranges of it.
+
+use std::{any::Any, fmt, marker::PhantomData, ops::Range, ptr::NonNull, sync::Arc};
+
+use serde::{Deserialize, Serialize};
+
+use crate::{DeviceId, RangeError, shared};
+
+/// Where a buffer lives and who can address it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum MemoryKind {
+    /// The device's own memory, the fastest for its kernels.
+    Device,
+    /// Host memory that the device also reaches (CUDA: pinned and mapped).
+    HostVisible,
+}
+
+impl fmt::Display for MemoryKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Device => "device",
+            Self::HostVisible => "host-visible",
+        })
+    }
+}
+
+/// What to allocate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BufferDesc {
+    /// Size in bytes, at least 1.
+    pub size: u64,
+    /// Where it shall live.
+    pub kind: MemoryKind,
+}
+
+impl BufferDesc {
+    /// `size` bytes of the device's own memory.
+    pub const fn device(size: u64) -> Self {
+        Self { size, kind: MemoryKind::Device }
+    }
+
+    /// `size` bytes that the host can address too.
+    pub const fn host_visible(size: u64) -> Self {
+        Self { size, kind: MemoryKind::HostVisible }
+    }
+}
+
+/// One allocation on one device, zeroed when it was made.
+///
+/// Work that was submitted keeps its buffers alive, so dropping the last handle never frees memory a
+/// device may still touch. Two operations that touch the same bytes with nothing ordering them, one of
+/// them writing, leave unspecified values in those bytes; everything else stays as it was.
+pub trait Buffer: Any + fmt::Debug + Send + Sync {
+    /// The device that owns the memory.
+    fn device(&self) -> DeviceId;
+
+    /// Size in bytes.
+    fn size(&self) -> u64;
+
+    /// Where it lives.
+    fn kind(&self) -> MemoryKind;
+
+    /// The host's window into it; `None` unless it is [`MemoryKind::HostVisible`].
+    fn mapping(&self) -> Option<HostMapping<'_>>;
+}
+
+/// Host memory that owners outside this process's Rust code (devices, other threads) may write at any time.
+///
+/// It hands out no references, only copies: see [`HostMapping::read`] and [`HostMapping::write`].
+#[derive(Debug, Clone, Copy)]
+pub struct HostMapping<'a> {
+    base: NonNull<u8>,
+    len: usize,
+    lifetime: PhantomData<&'a ()>,
+}
+
+impl HostMapping<'_> {
+    /// Wraps memory the host can address.
+    ///
+    /// # Safety
+    ///
+    /// - `base` is valid for reads and writes of `len` bytes for as long as the lifetime lasts.
+    /// - No Rust reference to any of these bytes exists while the lifetime lasts.
+    #[expect(unsafe_code, reason = "the duties are the caller's; nothing is done here")]
+    pub const unsafe fn new(base: NonNull<u8>, len: usize) -> Self {
+        Self { base, len, lifetime: PhantomData }
+    }
+
+    /// The first byte's address, for foreign calls; dereferencing it is up to the caller.
+    pub const fn as_ptr(&self) -> *mut u8 {
+        self.base.as_ptr()
+    }
+
+    /// Length in bytes.
+    pub const fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there is nothing to read.
+    pub const fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Copies bytes from `offset` on into `into`.
+    ///
+    /// # Errors
+    ///
+    /// [`RangeError::OutOfBounds`] when the range leaves the mapping.
+    pub fn read(&self, offset: usize, into: &mut [u8]) -> Result<(), RangeError> {
+        let from = self.at(offset, into.len())?;
+        shared::read(from, into);
+        Ok(())
+    }
+
+    /// Copies `from` to the bytes from `offset` on.
+    ///
+    /// # Errors
+    ///
+    /// [`RangeError::OutOfBounds`] when the range leaves the mapping.
+    pub fn write(&self, offset: usize, from: &[u8]) -> Result<(), RangeError> {
+        let to = self.at(offset, from.len())?;
+        shared::write(from, to);
+        Ok(())
+    }
+
+    fn at(&self, offset: usize, size: usize) -> Result<shared::Span, RangeError> {
+        if offset.checked_add(size).is_none_or(|end| end > self.len) {
+            return Err(RangeError::OutOfBounds {
+                offset: offset as u64,
+                size: size as u64,
+                buffer_size: self.len as u64,
+            });
+        }
+        Ok(shared::Span::within(self.base, offset, size))
+    }
+}
+
+/// A range of a buffer that was checked to lie inside it. Keeps the buffer alive.
+#[derive(Clone)]
+pub struct BufferView {
+    buffer: Arc<dyn Buffer>,
+    offset: u64,
+    size: u64,
+}
+
+impl BufferView {
+    /// All of `buffer`.
+    pub fn whole(buffer: Arc<dyn Buffer>) -> Self {
+        let size = buffer.size();
+        Self { buffer, offset: 0, size }
+    }
+
+    /// The bytes `range` of `buffer`.
+    ///
+    /// # Errors
+    ///
+    /// [`RangeError::ZeroSize`] or [`RangeError::OutOfBounds`].
+    pub fn new(buffer: Arc<dyn Buffer>, range: Range<u64>) -> Result<Self, RangeError> {
+        Self::whole(buffer).slice(range)
+    }
+
+    /// The bytes `range` of this view, counted from its own start.
+    ///
+    /// # Errors
+    ///
+    /// [`RangeError::ZeroSize`] or [`RangeError::OutOfBounds`].
+    pub fn slice(&self, range: Range<u64>) -> Result<Self, RangeError> {
+        if range.end > self.size || range.start > range.end {
+            return Err(RangeError::OutOfBounds {
+                offset: range.start,
+                size: range.end.saturating_sub(range.start),
+                buffer_size: self.size,
+            });
+        }
+        if range.is_empty() {
+            return Err(RangeError::ZeroSize);
+        }
+        Ok(Self {
+            buffer: Arc::clone(&self.buffer),
+            offset: self.offset + range.start,
+            size: range.end - range.start,
+        })
+    }
+
+    /// The allocation.
+    pub const fn buffer(&self) -> &Arc<dyn Buffer> {
+        &self.buffer
+    }
+
+    /// The device that owns the memory.
+    pub fn device(&self) -> DeviceId {
+        self.buffer.device()
+    }
+
+    /// First byte within the buffer.
+    pub const fn offset(&self) -> u64 {
+        self.offset
+    }
+
+    /// Length in bytes, at least 1.
+    pub const fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// The bytes within the buffer.
+    pub const fn range(&self) -> Range<u64> {
+        self.offset..self.offset + self.size
+    }
+
+    /// How many bytes this view shares with another.
+    pub fn overlap(&self, other: &Self) -> u64 {
+        if !same_buffer(&self.buffer, &other.buffer) {
+            return 0;
+        }
+        let end = self.range().end.min(other.range().end);
+        end.saturating_sub(self.offset.max(other.offset))
+    }
+
+    /// Copies the view's bytes to the host. The view must be host-visible; nothing is ordered or waited for.
+    ///
+    /// # Errors
+    ///
+    /// [`RangeError::NotHostVisible`], or [`RangeError::OutOfBounds`] when `into` is longer than the view.
+    pub fn read(&self, into: &mut [u8]) -> Result<(), RangeError> {
+        let (mapping, offset) = self.window(into.len())?;
+        mapping.read(offset, into)
+    }
+
+    /// Copies bytes of the host into the view. The view must be host-visible; nothing is ordered or waited for.
+    ///
+    /// # Errors
+    ///
+    /// [`RangeError::NotHostVisible`], or [`RangeError::OutOfBounds`] when `from` is longer than the view.
+    pub fn write(&self, from: &[u8]) -> Result<(), RangeError> {
+        let (mapping, offset) = self.window(from.len())?;
+        mapping.write(offset, from)
+    }
+
+    /// Copies another view's bytes by this thread. Both must be host-visible and of one length; nothing is
+    /// ordered or waited for.
+    ///
+    /// # Errors
+    ///
+    /// [`RangeError::NotHostVisible`] or [`RangeError::LengthMismatch`].
+    pub fn copy_by_host(&self, src: &Self) -> Result<(), RangeError> {
+        if src.size != self.size {
+            return Err(RangeError::LengthMismatch { source_bytes: src.size, destination_bytes: self.size });
+        }
+        let len = usize::try_from(self.size).unwrap_or(usize::MAX);
+        let ((from, from_offset), (to, to_offset)) = (src.window(len)?, self.window(len)?);
+        shared::copy(from.at(from_offset, len)?, to.at(to_offset, len)?);
+        Ok(())
+    }
+
+    fn window(&self, len: usize) -> Result<(HostMapping<'_>, usize), RangeError> {
+        let out_of_bounds =
+            || RangeError::OutOfBounds { offset: 0, size: len as u64, buffer_size: self.size };
+        if len as u64 > self.size {
+            return Err(out_of_bounds());
+        }
+        let mapping =
+            self.buffer.mapping().ok_or_else(|| RangeError::NotHostVisible { device: self.device() })?;
+        Ok((mapping, usize::try_from(self.offset).map_err(|_| out_of_bounds())?))
+    }
+}
+
+/// Whether two handles are one allocation.
+fn same_buffer(a: &Arc<dyn Buffer>, b: &Arc<dyn Buffer>) -> bool {
+    std::ptr::addr_eq(Arc::as_ptr(a), Arc::as_ptr(b))
+}
+
+impl From<Arc<dyn Buffer>> for BufferView {
+    fn from(buffer: Arc<dyn Buffer>) -> Self {
+        Self::whole(buffer)
+    }
+}
+
+impl fmt::Debug for BufferView {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "BufferView({} {:?} of {})", self.device(), self.range(), self.buffer.size())
+    }
+}

@@ -1,0 +1,687 @@
+//! What can go wrong at the seam, one enum per family of operations.
+
+use std::{sync::Arc, time::Duration};
+
+use crate::{Access, Bytes, CodeFormat, DeviceId, Features, MemoryKind, QueueId, SubmissionId, WorkId};
+
+/// How to react to an error; policy matches on this and never on the text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ErrorClass {
+    /// The call is wrong; repeating it cannot help. Fix the program.
+    Usage,
+    /// This device or backend cannot do it. Choose another.
+    Unsupported,
+    /// Memory, slots or units are used up. Free some, then repeat.
+    Exhausted,
+    /// It did not work this time; the same call may work later.
+    Transient,
+    /// The device is lost to this process. Move its work elsewhere.
+    DeviceLost,
+    /// Another process or rank is lost. Shrink, then go on.
+    PeerLost,
+    /// A defect of ours or of a driver. Report it.
+    Internal,
+}
+
+/// A vendor call that failed, with everything the vendor said.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{api} returned {code} ({name})")]
+pub struct DriverError {
+    /// The vendor's function.
+    pub api: &'static str,
+    /// The vendor's code.
+    pub code: i64,
+    /// The vendor's name or text for the code.
+    pub name: String,
+}
+
+/// Why a backend or device could not be opened, or an object of it not be made.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum OpenError {
+    /// The backend cannot run here.
+    #[error("backend {backend} is unavailable: {missing}")]
+    Unavailable {
+        /// The backend asked for.
+        backend: &'static str,
+        /// What it lacks, and how to get it.
+        missing: String,
+    },
+    /// No device of the backend has this position.
+    #[error("backend {backend} has no device {ordinal}; it has {device_count}")]
+    UnknownDevice {
+        /// The backend asked.
+        backend: &'static str,
+        /// The position asked for.
+        ordinal: u32,
+        /// How many devices there are.
+        device_count: u32,
+    },
+    /// The device lacks features that were required.
+    #[error("{device} does not support {missing}")]
+    Unsupported {
+        /// The device asked.
+        device: DeviceId,
+        /// The required features it lacks.
+        missing: Features,
+    },
+    /// The configuration contradicts itself.
+    #[error("configuration is invalid: {reason}")]
+    InvalidConfig {
+        /// The contradiction.
+        reason: String,
+    },
+    /// The process may not have another thread.
+    #[error("{what} cannot have the threads it needs: {reason}; look at the limits of this process")]
+    NoThread {
+        /// Who needs them.
+        what: String,
+        /// The operating system's words.
+        reason: String,
+    },
+    /// The device is lost.
+    #[error("{0}")]
+    Failed(Arc<Failure>),
+    /// A vendor call failed.
+    #[error("driver call failed")]
+    Driver(#[source] DriverError),
+}
+
+/// Why memory could not be had.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum AllocError {
+    /// A buffer of no bytes was asked for.
+    #[error("a buffer on {device} must hold at least one byte")]
+    ZeroSize {
+        /// The device asked.
+        device: DeviceId,
+    },
+    /// The device has less free memory than that.
+    #[error("{device} has {available} free of {capacity}; {requested} were asked for")]
+    OutOfMemory {
+        /// The device asked.
+        device: DeviceId,
+        /// The size asked for.
+        requested: Bytes,
+        /// What is free.
+        available: Bytes,
+        /// What the device has in all.
+        capacity: Bytes,
+    },
+    /// The device has no memory of this kind.
+    #[error("{device} has no {kind} memory")]
+    UnsupportedKind {
+        /// The device asked.
+        device: DeviceId,
+        /// The kind asked for.
+        kind: MemoryKind,
+    },
+    /// Foreign memory cannot be used as it is.
+    #[error("{device} cannot import this memory: {reason}")]
+    CannotImport {
+        /// The device asked.
+        device: DeviceId,
+        /// The rule the memory breaks.
+        reason: String,
+    },
+    /// The device is lost.
+    #[error("{0}")]
+    Failed(Arc<Failure>),
+    /// A vendor call failed.
+    #[error("driver call failed")]
+    Driver(#[source] DriverError),
+}
+
+/// Why a range of memory, or a pair of them, is not a valid operand.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum RangeError {
+    /// The range holds no bytes.
+    #[error("a range must hold at least one byte")]
+    ZeroSize,
+    /// The range leaves its buffer.
+    #[error("{size} bytes from offset {offset} leave a buffer of {buffer_size} bytes")]
+    OutOfBounds {
+        /// First byte.
+        offset: u64,
+        /// Length in bytes.
+        size: u64,
+        /// The buffer's (or view's) size in bytes.
+        buffer_size: u64,
+    },
+    /// Source and destination differ in length.
+    #[error("source holds {source_bytes} bytes and destination {destination_bytes}")]
+    LengthMismatch {
+        /// Bytes in the source.
+        source_bytes: u64,
+        /// Bytes in the destination.
+        destination_bytes: u64,
+    },
+    /// Source and destination share bytes.
+    #[error("source and destination overlap in {bytes} bytes of one buffer")]
+    Overlap {
+        /// How many bytes they share.
+        bytes: u64,
+    },
+    /// A fill pattern does not divide the range.
+    #[error("a pattern of {pattern_bytes} bytes does not divide {size} bytes")]
+    PatternMismatch {
+        /// The pattern's size in bytes.
+        pattern_bytes: u64,
+        /// The range's size in bytes.
+        size: u64,
+    },
+    /// The host cannot address the memory.
+    #[error("memory of {device} is not visible to the host")]
+    NotHostVisible {
+        /// The memory's device.
+        device: DeviceId,
+    },
+}
+
+/// Why code could not be loaded, or a kernel not be found in it.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LoadError {
+    /// The device cannot run code in this form.
+    #[error("{device} cannot run {format}")]
+    UnsupportedFormat {
+        /// The device asked.
+        device: DeviceId,
+        /// The form offered.
+        format: CodeFormat,
+    },
+    /// The code, or its compiler, has something to say.
+    #[error("code was refused: {log}")]
+    Rejected {
+        /// The compiler's or loader's words, with line and column where it gives them.
+        log: String,
+    },
+    /// A dynamic library could not be opened.
+    #[error("library {path} could not be loaded: {reason}")]
+    Library {
+        /// The file.
+        path: String,
+        /// The loader's words.
+        reason: String,
+    },
+    /// A dynamic library has no such function.
+    #[error("library {path} has no function {symbol:?}")]
+    MissingSymbol {
+        /// The file.
+        path: String,
+        /// The kernel's name.
+        symbol: String,
+    },
+    /// The code has no such kernel.
+    #[error("there is no kernel {name:?}; the module has {available:?}")]
+    NoSuchKernel {
+        /// The name asked for.
+        name: String,
+        /// The names that exist.
+        available: Vec<String>,
+    },
+    /// Two kernels of one module carry one name.
+    #[error("the module has two kernels named {name:?}")]
+    DuplicateKernel {
+        /// The name.
+        name: String,
+    },
+    /// The device is lost.
+    #[error("{0}")]
+    Failed(Arc<Failure>),
+    /// A vendor call failed.
+    #[error("driver call failed")]
+    Driver(#[source] DriverError),
+}
+
+/// Why a launch does not fit its kernel's contract or its device's limits.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum LaunchError {
+    /// Another number of arguments was expected.
+    #[error("kernel {kernel:?} takes {expected} arguments, {actual} were given")]
+    ArgumentCount {
+        /// The kernel.
+        kernel: String,
+        /// By its contract.
+        expected: usize,
+        /// As given.
+        actual: usize,
+    },
+    /// An argument is of another sort than the contract says.
+    #[error("argument {index} of kernel {kernel:?} must be {expected}")]
+    ArgumentKind {
+        /// The kernel.
+        kernel: String,
+        /// Position from 0.
+        index: usize,
+        /// What the contract says, in words.
+        expected: String,
+    },
+    /// A buffer argument is too small.
+    #[error("argument {index} of kernel {kernel:?} needs {needed} bytes, the view has {actual}")]
+    BufferTooSmall {
+        /// The kernel.
+        kernel: String,
+        /// Position from 0.
+        index: usize,
+        /// By the contract.
+        needed: u64,
+        /// As given.
+        actual: u64,
+    },
+    /// A buffer argument starts at a place the kernel cannot use.
+    #[error(
+        "argument {index} of kernel {kernel:?} must start at a multiple of {needed} bytes, it starts at {offset}"
+    )]
+    Misaligned {
+        /// The kernel.
+        kernel: String,
+        /// Position from 0.
+        index: usize,
+        /// By the contract.
+        needed: u64,
+        /// The view's offset in its buffer.
+        offset: u64,
+    },
+    /// Two arguments share bytes that one of them writes.
+    #[error("arguments {first} ({first_access}) and {second} ({second_access}) of kernel {kernel:?} overlap")]
+    Aliased {
+        /// The kernel.
+        kernel: String,
+        /// Position of the one.
+        first: usize,
+        /// What the kernel does to it.
+        first_access: Access,
+        /// Position of the other.
+        second: usize,
+        /// What the kernel does to it.
+        second_access: Access,
+    },
+    /// The grid or the workgroup is empty or too large.
+    #[error("kernel {kernel:?} cannot run {what} of {actual:?}; the limit is {limit:?}")]
+    Dimensions {
+        /// The kernel.
+        kernel: String,
+        /// `workgroups` or `workgroup size`.
+        what: &'static str,
+        /// As given.
+        actual: [u32; 3],
+        /// The largest allowed in each dimension.
+        limit: [u32; 3],
+    },
+}
+
+/// Why a queue did not take a submission.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SubmitError {
+    /// An operand lies on a device that this queue's device cannot reach.
+    #[error("{from} has no link to {to}")]
+    NoLink {
+        /// Where the bytes are.
+        from: DeviceId,
+        /// Where they would have to go.
+        to: DeviceId,
+    },
+    /// An operand belongs to another backend; import it, or copy through `transfer`.
+    #[error("{what} of {owner} cannot be used on {device}")]
+    Foreign {
+        /// `buffer`, `kernel` or `semaphore`.
+        what: &'static str,
+        /// Whose it is.
+        owner: DeviceId,
+        /// The queue's device.
+        device: DeviceId,
+    },
+    /// A kernel that runs in slices was put in a queue; start it as a resident.
+    #[error("kernel {kernel:?} runs in slices and cannot be queued")]
+    Sliced {
+        /// The kernel.
+        kernel: String,
+    },
+    /// A signal would not raise its semaphore.
+    #[error("a signal of {value} does not raise a semaphore at {current}")]
+    NotIncreasing {
+        /// The value to be signalled.
+        value: u64,
+        /// The value already reached or promised.
+        current: u64,
+    },
+    /// The queue holds as much as it was made for.
+    #[error("{queue} holds {capacity} submissions and takes no more now")]
+    QueueFull {
+        /// The queue.
+        queue: QueueId,
+        /// What it holds at most.
+        capacity: usize,
+    },
+    /// An earlier submission to this queue failed; make a new queue.
+    #[error("the queue stopped: {0}")]
+    Failed(Arc<Failure>),
+    /// A check of the validating device found the submission unsafe.
+    #[error("validation: {reason}")]
+    Invalid {
+        /// What is wrong, with the operands named.
+        reason: String,
+    },
+    /// A vendor call failed.
+    #[error("driver call failed")]
+    Driver(#[source] DriverError),
+}
+
+/// Why submitted work did not happen. Shared by everyone who waits for it.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Failure {
+    /// A kernel that is a Rust function panicked.
+    #[error("kernel {kernel:?} panicked in {work}: {message}")]
+    KernelPanicked {
+        /// In which work.
+        work: WorkId,
+        /// Which kernel.
+        kernel: String,
+        /// The panic's message.
+        message: String,
+    },
+    /// A kernel reported failure by its own code.
+    #[error("kernel {kernel:?} failed in {work} with code {code}")]
+    KernelFailed {
+        /// In which work.
+        work: WorkId,
+        /// Which kernel.
+        kernel: String,
+        /// What it returned.
+        code: i32,
+    },
+    /// A copy or fill could not be carried out.
+    #[error("{what} failed in {submission}: {reason}")]
+    OperationFailed {
+        /// In which submission.
+        submission: SubmissionId,
+        /// `copy`, `fill` or `launch`.
+        what: &'static str,
+        /// Why.
+        reason: String,
+    },
+    /// The device can no longer be used by this process.
+    #[error("{device} is lost: {reason}")]
+    DeviceLost {
+        /// Which.
+        device: DeviceId,
+        /// Why.
+        reason: String,
+    },
+    /// The last handle of the device went away before the work could start.
+    #[error("{device} was closed before the work could start")]
+    Abandoned {
+        /// Which.
+        device: DeviceId,
+    },
+    /// The work was cancelled before it started.
+    #[error("cancelled")]
+    Cancelled,
+    /// The operation's own deadline passed; its unstarted part was dropped.
+    #[error("not finished after {after:?}")]
+    DeadlineExceeded {
+        /// The time it had.
+        after: Duration,
+    },
+    /// A submission was refused while a longer operation was under way.
+    #[error("a submission was refused: {0}")]
+    Submit(#[source] SubmitError),
+    /// A range was refused while a longer operation was under way.
+    #[error("a range was refused: {0}")]
+    Range(#[source] RangeError),
+    /// A vendor call failed.
+    #[error("driver call failed on {device}")]
+    Driver {
+        /// Where.
+        device: DeviceId,
+        /// What the vendor said.
+        #[source]
+        source: DriverError,
+    },
+}
+
+/// Why a wait ended without the value being reached.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum WaitError {
+    /// The deadline passed. The work goes on.
+    #[error("timed out waiting for {awaited}; {reached} was reached")]
+    Timeout {
+        /// The value waited for.
+        awaited: u64,
+        /// The value the semaphore had.
+        reached: u64,
+    },
+    /// The work failed and the value will never be reached.
+    #[error("{0}")]
+    Failed(Arc<Failure>),
+}
+
+/// Why a host-side signal was refused.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum SignalError {
+    /// A semaphore only rises.
+    #[error("a signal of {value} does not raise a semaphore at {current}")]
+    NotIncreasing {
+        /// The value to be signalled.
+        value: u64,
+        /// The value it has.
+        current: u64,
+    },
+    /// The semaphore failed before.
+    #[error("{0}")]
+    Failed(Arc<Failure>),
+}
+
+/// Why a resident kernel could not be started, parked, resumed or stopped.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ResidentError {
+    /// The launch does not fit its kernel.
+    #[error(transparent)]
+    Launch(#[from] LaunchError),
+    /// An operand cannot be used on this device.
+    #[error(transparent)]
+    Submit(#[from] SubmitError),
+    /// The kernel does not run in slices; say so in its contract if it does.
+    #[error("kernel {kernel:?} does not run in slices and cannot be resident")]
+    NotSliced {
+        /// The kernel.
+        kernel: String,
+    },
+    /// Something about this process or the device would make residents hang.
+    #[error("{device} runs no residents here: {reason}")]
+    Refused {
+        /// The device.
+        device: DeviceId,
+        /// What it is.
+        reason: String,
+    },
+    /// More workgroups than the device keeps for residents.
+    #[error("{wanted} resident workgroups were asked for; {device} has room for {free}")]
+    OverBudget {
+        /// The device.
+        device: DeviceId,
+        /// Workgroups asked for.
+        wanted: u32,
+        /// Workgroups still free.
+        free: u32,
+    },
+    /// Some workgroups did not start in time; the resident was stopped.
+    #[error("{started} of {wanted} workgroups of {kernel:?} started in time")]
+    NotResident {
+        /// The kernel.
+        kernel: String,
+        /// Workgroups that checked in.
+        started: u32,
+        /// Workgroups launched.
+        wanted: u32,
+    },
+    /// A workgroup did not return by the deadline; the resident keeps running.
+    #[error("workgroup {workgroup} of {kernel:?} on {device} did not return in time")]
+    Unparkable {
+        /// The device.
+        device: DeviceId,
+        /// The kernel.
+        kernel: String,
+        /// The first workgroup still inside its kernel.
+        workgroup: u32,
+    },
+    /// The resident is not in a state that allows the call.
+    #[error("the resident is {state}, it cannot {action}")]
+    WrongState {
+        /// The call: `park`, `resume` or `stop`.
+        action: &'static str,
+        /// The state it is in.
+        state: &'static str,
+    },
+    /// The resident failed.
+    #[error("{0}")]
+    Failed(Arc<Failure>),
+    /// A vendor call failed.
+    #[error("driver call failed")]
+    Driver(#[source] DriverError),
+}
+
+impl From<SignalError> for SubmitError {
+    fn from(error: SignalError) -> Self {
+        match error {
+            SignalError::NotIncreasing { value, current } => Self::NotIncreasing { value, current },
+            SignalError::Failed(failure) => Self::Failed(failure),
+        }
+    }
+}
+
+impl OpenError {
+    /// How to react.
+    pub fn class(&self) -> ErrorClass {
+        match self {
+            Self::Unavailable { .. } | Self::Unsupported { .. } => ErrorClass::Unsupported,
+            Self::UnknownDevice { .. } | Self::InvalidConfig { .. } => ErrorClass::Usage,
+            Self::NoThread { .. } => ErrorClass::Exhausted,
+            Self::Failed(failure) => failure.class(),
+            Self::Driver(_) => ErrorClass::Internal,
+        }
+    }
+}
+
+impl AllocError {
+    /// How to react.
+    pub fn class(&self) -> ErrorClass {
+        match self {
+            Self::ZeroSize { .. } | Self::CannotImport { .. } => ErrorClass::Usage,
+            Self::OutOfMemory { .. } => ErrorClass::Exhausted,
+            Self::UnsupportedKind { .. } => ErrorClass::Unsupported,
+            Self::Failed(failure) => failure.class(),
+            Self::Driver(_) => ErrorClass::Internal,
+        }
+    }
+}
+
+impl RangeError {
+    /// How to react.
+    pub fn class(&self) -> ErrorClass {
+        ErrorClass::Usage
+    }
+}
+
+impl LoadError {
+    /// How to react.
+    pub fn class(&self) -> ErrorClass {
+        match self {
+            Self::UnsupportedFormat { .. } => ErrorClass::Unsupported,
+            Self::Rejected { .. }
+            | Self::Library { .. }
+            | Self::MissingSymbol { .. }
+            | Self::NoSuchKernel { .. }
+            | Self::DuplicateKernel { .. } => ErrorClass::Usage,
+            Self::Failed(failure) => failure.class(),
+            Self::Driver(_) => ErrorClass::Internal,
+        }
+    }
+}
+
+impl LaunchError {
+    /// How to react.
+    pub fn class(&self) -> ErrorClass {
+        ErrorClass::Usage
+    }
+}
+
+impl SubmitError {
+    /// How to react.
+    pub fn class(&self) -> ErrorClass {
+        match self {
+            Self::NoLink { .. } => ErrorClass::Unsupported,
+            Self::Foreign { .. }
+            | Self::Sliced { .. }
+            | Self::NotIncreasing { .. }
+            | Self::Invalid { .. } => ErrorClass::Usage,
+            Self::QueueFull { .. } => ErrorClass::Exhausted,
+            Self::Failed(failure) => failure.class(),
+            Self::Driver(_) => ErrorClass::Internal,
+        }
+    }
+}
+
+impl Failure {
+    /// How to react.
+    pub fn class(&self) -> ErrorClass {
+        match self {
+            Self::KernelPanicked { .. } | Self::KernelFailed { .. } | Self::Abandoned { .. } => {
+                ErrorClass::Usage
+            }
+            Self::OperationFailed { .. } | Self::Cancelled | Self::DeadlineExceeded { .. } => {
+                ErrorClass::Transient
+            }
+            Self::DeviceLost { .. } => ErrorClass::DeviceLost,
+            Self::Submit(error) => error.class(),
+            Self::Range(error) => error.class(),
+            Self::Driver { .. } => ErrorClass::Internal,
+        }
+    }
+}
+
+impl WaitError {
+    /// How to react.
+    pub fn class(&self) -> ErrorClass {
+        match self {
+            Self::Timeout { .. } => ErrorClass::Transient,
+            Self::Failed(failure) => failure.class(),
+        }
+    }
+}
+
+impl SignalError {
+    /// How to react.
+    pub fn class(&self) -> ErrorClass {
+        match self {
+            Self::NotIncreasing { .. } => ErrorClass::Usage,
+            Self::Failed(failure) => failure.class(),
+        }
+    }
+}
+
+impl ResidentError {
+    /// How to react.
+    pub fn class(&self) -> ErrorClass {
+        match self {
+            Self::Launch(error) => error.class(),
+            Self::Submit(error) => error.class(),
+            Self::OverBudget { .. } | Self::NotResident { .. } => ErrorClass::Exhausted,
+            Self::Unparkable { .. } => ErrorClass::Transient,
+            Self::WrongState { .. } | Self::NotSliced { .. } => ErrorClass::Usage,
+            Self::Refused { .. } => ErrorClass::Unsupported,
+            Self::Failed(failure) => failure.class(),
+            Self::Driver(_) => ErrorClass::Internal,
+        }
+    }
+}

@@ -1,0 +1,260 @@
+//! Queues, and the work they are given.
+
+use std::{any::Any, fmt, sync::Arc};
+
+use smallvec::SmallVec;
+
+use crate::{
+    Access, Arg, BufferView, Failure, Kernel, Launch, QueueId, RangeError, SemaphorePoint, SubmissionId,
+    SubmitError,
+};
+
+/// What to create.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct QueueDesc {
+    /// Submissions it holds before it answers [`SubmitError::QueueFull`]; at least 1.
+    pub capacity: usize,
+}
+
+impl Default for QueueDesc {
+    fn default() -> Self {
+        Self { capacity: 1024 }
+    }
+}
+
+/// An ordered line of work on one device: a CUDA stream.
+///
+/// Submissions start and end in the order they were made; a submission whose waits are not met holds
+/// up those behind it. Different queues run side by side. Dropping a queue cancels nothing.
+///
+/// A failed submission fails its signals, and the queue with it: what was behind fails the same way and
+/// the queue takes no more. The device goes on, unless its kind of failure loses the device.
+pub trait Queue: Any + fmt::Debug + Send + Sync {
+    /// Its name in errors and traces, with the device it belongs to.
+    fn id(&self) -> QueueId;
+
+    /// Takes work. Does not wait for any of it.
+    ///
+    /// # Errors
+    ///
+    /// A [`SubmitError`]; nothing of the submission was taken then.
+    fn submit(&self, submission: &Submission<'_>) -> Result<SubmissionId, SubmitError>;
+
+    /// Why it takes no more work, if it failed.
+    fn failure(&self) -> Option<Arc<Failure>>;
+}
+
+/// Work for a queue: wait for `waits`, do `ops` in order, raise `signals` in order.
+///
+/// It borrows everything; [`OwnedSubmission::from`] makes a copy that can be kept.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Submission<'a> {
+    /// Points that must be reached first; of any device and any backend.
+    pub waits: &'a [SemaphorePoint],
+    /// What to do, one after the other.
+    pub ops: &'a [Op<'a>],
+    /// Points that are reached afterwards; of this queue's backend.
+    pub signals: &'a [SemaphorePoint],
+}
+
+/// One operation of a submission.
+#[derive(Debug, Clone, Copy)]
+#[non_exhaustive]
+pub enum Op<'a> {
+    /// Copies bytes.
+    Copy(CopyRegion<'a>),
+    /// Repeats a pattern.
+    Fill(FillRegion<'a>),
+    /// Runs a kernel.
+    Launch(Launch<'a>),
+}
+
+impl<'a> Op<'a> {
+    /// Everything it touches, with what it does to it.
+    pub fn for_each_access(&self, mut visit: impl FnMut(&'a BufferView, Access)) {
+        match self {
+            Self::Copy(copy) => {
+                visit(copy.src, Access::Read);
+                visit(copy.dst, Access::Write);
+            }
+            Self::Fill(fill) => visit(fill.dst, Access::Write),
+            Self::Launch(launch) => launch.buffers().for_each(|(view, access)| visit(view, access)),
+        }
+    }
+}
+
+/// A copy between two ranges of one length that share no bytes.
+#[derive(Debug, Clone, Copy)]
+pub struct CopyRegion<'a> {
+    src: &'a BufferView,
+    dst: &'a BufferView,
+}
+
+impl<'a> CopyRegion<'a> {
+    /// Copies all of `src` to all of `dst`.
+    ///
+    /// # Errors
+    ///
+    /// [`RangeError::LengthMismatch`] or [`RangeError::Overlap`].
+    pub fn new(src: &'a BufferView, dst: &'a BufferView) -> Result<Self, RangeError> {
+        if src.size() != dst.size() {
+            return Err(RangeError::LengthMismatch {
+                source_bytes: src.size(),
+                destination_bytes: dst.size(),
+            });
+        }
+        match src.overlap(dst) {
+            0 => Ok(Self { src, dst }),
+            bytes => Err(RangeError::Overlap { bytes }),
+        }
+    }
+
+    /// Where bytes come from.
+    pub const fn src(&self) -> &'a BufferView {
+        self.src
+    }
+
+    /// Where they go.
+    pub const fn dst(&self) -> &'a BufferView {
+        self.dst
+    }
+}
+
+/// A range to be filled with a repeated pattern.
+#[derive(Debug, Clone, Copy)]
+pub struct FillRegion<'a> {
+    dst: &'a BufferView,
+    pattern: u32,
+}
+
+impl<'a> FillRegion<'a> {
+    /// Fills `dst` with `byte`.
+    pub const fn bytes(dst: &'a BufferView, byte: u8) -> Self {
+        Self { dst, pattern: u32::from_ne_bytes([byte; 4]) }
+    }
+
+    /// Fills `dst` with a 32-bit `word`.
+    ///
+    /// # Errors
+    ///
+    /// [`RangeError::PatternMismatch`] unless the view's size is a multiple of 4.
+    pub const fn words(dst: &'a BufferView, word: u32) -> Result<Self, RangeError> {
+        if dst.size().is_multiple_of(4) {
+            return Ok(Self { dst, pattern: word });
+        }
+        Err(RangeError::PatternMismatch { pattern_bytes: 4, size: dst.size() })
+    }
+
+    /// The range.
+    pub const fn dst(&self) -> &'a BufferView {
+        self.dst
+    }
+
+    /// The pattern as a word; a byte pattern repeats its byte four times.
+    pub const fn pattern(&self) -> u32 {
+        self.pattern
+    }
+}
+
+/// A submission that owns what it names: recorded, traced, or held until its waits are met.
+#[derive(Debug, Clone, Default)]
+pub struct OwnedSubmission {
+    /// See [`Submission::waits`].
+    pub waits: SmallVec<[SemaphorePoint; 2]>,
+    /// See [`Submission::ops`].
+    pub ops: SmallVec<[OwnedOp; 1]>,
+    /// See [`Submission::signals`].
+    pub signals: SmallVec<[SemaphorePoint; 1]>,
+}
+
+/// An [`Op`] that owns what it names. It was checked when its `Op` was made.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub enum OwnedOp {
+    /// Copies bytes.
+    Copy {
+        /// Where they come from.
+        src: BufferView,
+        /// Where they go.
+        dst: BufferView,
+    },
+    /// Repeats a pattern.
+    Fill {
+        /// The range.
+        dst: BufferView,
+        /// The pattern as a word.
+        pattern: u32,
+    },
+    /// Runs a kernel.
+    Launch(OwnedLaunch),
+}
+
+/// A [`Launch`] that owns what it names.
+#[derive(Debug, Clone)]
+pub struct OwnedLaunch {
+    /// The kernel.
+    pub kernel: Arc<dyn Kernel>,
+    /// Workgroups in each dimension.
+    pub workgroups: [u32; 3],
+    /// The arguments.
+    pub args: SmallVec<[OwnedArg; 4]>,
+}
+
+/// An [`Arg`] that owns what it names.
+#[derive(Debug, Clone)]
+pub enum OwnedArg {
+    /// A range of memory.
+    Buffer(BufferView),
+    /// The bytes of a value.
+    Scalar(SmallVec<[u8; 16]>),
+}
+
+impl From<&Submission<'_>> for OwnedSubmission {
+    fn from(submission: &Submission<'_>) -> Self {
+        Self {
+            waits: submission.waits.into(),
+            ops: submission.ops.iter().map(OwnedOp::from).collect(),
+            signals: submission.signals.into(),
+        }
+    }
+}
+
+impl From<&Op<'_>> for OwnedOp {
+    fn from(op: &Op<'_>) -> Self {
+        match op {
+            Op::Copy(copy) => Self::Copy { src: copy.src.clone(), dst: copy.dst.clone() },
+            Op::Fill(fill) => Self::Fill { dst: fill.dst.clone(), pattern: fill.pattern },
+            Op::Launch(launch) => Self::Launch(launch.into()),
+        }
+    }
+}
+
+impl From<&Launch<'_>> for OwnedLaunch {
+    fn from(launch: &Launch<'_>) -> Self {
+        Self {
+            kernel: Arc::clone(launch.kernel()),
+            workgroups: launch.workgroups(),
+            args: launch.args().iter().map(OwnedArg::from).collect(),
+        }
+    }
+}
+
+impl From<&Arg<'_>> for OwnedArg {
+    fn from(arg: &Arg<'_>) -> Self {
+        match *arg {
+            Arg::Buffer(view) => Self::Buffer(view.clone()),
+            Arg::Scalar(bytes) => Self::Scalar(bytes.into()),
+        }
+    }
+}
+
+impl OwnedOp {
+    /// What it is, in one word.
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::Copy { .. } => "copy",
+            Self::Fill { .. } => "fill",
+            Self::Launch(_) => "launch",
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! Kernels that stay on a device and serve until they are stopped.
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use serde::Serialize;
+
+use crate::{Deadline, Failure, Launch, ResidentError};
+
+/// The optional family of devices that run resident kernels.
+///
+/// A resident is a chain of slices: its kernel returns by itself at a message boundary when its slice is
+/// over and is started again, so that other work of the device, loading code included, gets through.
+pub trait Residents: fmt::Debug + Send + Sync {
+    /// Starts a resident and returns once every workgroup has begun.
+    ///
+    /// # Errors
+    ///
+    /// [`ResidentError::OverBudget`] before anything starts, [`ResidentError::NotResident`] when some
+    /// workgroup did not begin within `check_in`; nothing runs then.
+    fn launch(&self, desc: &ResidentDesc<'_>) -> Result<Arc<dyn Resident>, ResidentError>;
+
+    /// Workgroups the device keeps for residents.
+    fn budget(&self) -> ResidentBudget;
+}
+
+/// What to start.
+#[derive(Debug, Clone, Copy)]
+pub struct ResidentDesc<'a> {
+    /// The kernel with its arguments; each workgroup is resident.
+    pub launch: Launch<'a>,
+    /// How long a slice lasts.
+    pub slice: SliceConfig,
+    /// Time for every workgroup to begin.
+    pub check_in: Duration,
+}
+
+impl<'a> ResidentDesc<'a> {
+    /// `launch` with the default slices and two seconds to check in.
+    pub fn new(launch: Launch<'a>) -> Self {
+        Self { launch, slice: SliceConfig::default(), check_in: Duration::from_secs(2) }
+    }
+}
+
+/// How long the slices of a resident last.
+///
+/// Short slices let other work in sooner; long ones interrupt the resident less often.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct SliceConfig {
+    /// A slice lasts at least this long, unless the resident is parked.
+    pub shortest: Duration,
+    /// It ends after this long even if nothing else waits for the device.
+    pub longest: Duration,
+}
+
+impl Default for SliceConfig {
+    fn default() -> Self {
+        Self { shortest: Duration::from_micros(100), longest: Duration::from_millis(2) }
+    }
+}
+
+/// Resident workgroups: how many a device takes and how many it runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct ResidentBudget {
+    /// Workgroups it takes in all.
+    pub total: u32,
+    /// Workgroups of residents that were started and not stopped.
+    pub used: u32,
+}
+
+/// What a resident is doing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ResidentState {
+    /// Its workgroups run slice after slice.
+    Running,
+    /// No workgroup is inside its kernel; its state is in its buffers.
+    Parked,
+    /// Every workgroup said it is done, or it was stopped.
+    Stopped,
+    /// A workgroup failed.
+    Failed,
+}
+
+impl ResidentState {
+    /// The state in a word.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Running => "running",
+            Self::Parked => "parked",
+            Self::Stopped => "stopped",
+            Self::Failed => "failed",
+        }
+    }
+}
+
+/// A started resident. Dropping the handle asks it to stop and does not wait.
+pub trait Resident: fmt::Debug + Send + Sync {
+    /// What it is doing.
+    fn state(&self) -> ResidentState;
+
+    /// Slices run so far, all workgroups together; it grows while the resident lives.
+    fn slices(&self) -> u64;
+
+    /// Stops it at the next message boundary and returns once no workgroup is inside its kernel.
+    ///
+    /// # Errors
+    ///
+    /// [`ResidentError::Unparkable`] by the deadline, after which it runs as before.
+    fn park(&self, deadline: Deadline) -> Result<(), ResidentError>;
+
+    /// Lets a parked resident run again, from the state its buffers hold.
+    ///
+    /// # Errors
+    ///
+    /// [`ResidentError::WrongState`] unless it is parked.
+    fn resume(&self) -> Result<(), ResidentError>;
+
+    /// Ends it at the next message boundary and returns once no workgroup is inside its kernel.
+    ///
+    /// # Errors
+    ///
+    /// [`ResidentError::Unparkable`] by the deadline; it ends as soon as the workgroup returns.
+    fn stop(&self, deadline: Deadline) -> Result<(), ResidentError>;
+
+    /// Why it failed, if it did.
+    fn failure(&self) -> Option<Arc<Failure>>;
+}

@@ -1,0 +1,82 @@
+//! Every error of the crates below in one type.
+
+use std::sync::Arc;
+
+use warpweft_core_types::{
+    AllocError, ErrorClass, Failure, LaunchError, LoadError, OpenError, RangeError, ResidentError,
+    SignalError, SubmitError, WaitError,
+};
+use warpweft_topology::{BuildError, PathError};
+use warpweft_transfer::TransferError;
+
+/// Any error of this crate and of those it re-exports.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A backend, device, queue or semaphore could not be opened or made.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// Memory could not be had.
+    #[error(transparent)]
+    Alloc(#[from] AllocError),
+    /// A range is not a valid operand.
+    #[error(transparent)]
+    Range(#[from] RangeError),
+    /// Code could not be loaded.
+    #[error(transparent)]
+    Load(#[from] LoadError),
+    /// A launch does not fit its kernel.
+    #[error(transparent)]
+    Launch(#[from] LaunchError),
+    /// A queue did not take a submission.
+    #[error(transparent)]
+    Submit(#[from] SubmitError),
+    /// A wait ended early.
+    #[error(transparent)]
+    Wait(#[from] WaitError),
+    /// A semaphore could not be raised.
+    #[error(transparent)]
+    Signal(#[from] SignalError),
+    /// A resident could not be started, parked, resumed or stopped.
+    #[error(transparent)]
+    Resident(#[from] ResidentError),
+    /// Bytes could not be moved.
+    #[error(transparent)]
+    Transfer(#[from] TransferError),
+    /// A topology contradicts itself.
+    #[error(transparent)]
+    Topology(#[from] BuildError),
+    /// There is no path between two nodes of a topology.
+    #[error(transparent)]
+    Path(#[from] PathError),
+    /// Submitted work failed.
+    #[error("{0}")]
+    Failed(Arc<Failure>),
+}
+
+impl Error {
+    /// How to react.
+    pub fn class(&self) -> ErrorClass {
+        match self {
+            Self::Open(error) => error.class(),
+            Self::Alloc(error) => error.class(),
+            Self::Range(error) => error.class(),
+            Self::Load(error) => error.class(),
+            Self::Launch(error) => error.class(),
+            Self::Submit(error) => error.class(),
+            Self::Wait(error) => error.class(),
+            Self::Signal(error) => error.class(),
+            Self::Resident(error) => error.class(),
+            Self::Transfer(error) => error.class(),
+            Self::Topology(_) => ErrorClass::Usage,
+            Self::Path(_) => ErrorClass::Unsupported,
+            Self::Failed(failure) => failure.class(),
+        }
+    }
+}
+
+impl From<Arc<Failure>> for Error {
+    fn from(failure: Arc<Failure>) -> Self {
+        Self::Failed(failure)
+    }
+}

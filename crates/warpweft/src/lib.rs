@@ -1,0 +1,49 @@
+//! One program, many accelerators.
+//!
+//! This crate gathers the others: it re-exports them, opens devices of the backends it is given, and sets
+//! up copies between all of them. It has no algorithm of its own.
+//!
+//! ```
+//! use std::time::Duration;
+//! use warpweft::{BufferDesc, BufferView, Runtime, host::HostBackend};
+//!
+//! let runtime = Runtime::builder().backend(HostBackend::with_devices(2)?).build()?;
+//! let [first, second] = runtime.devices() else { panic!("two were asked for") };
+//!
+//! let source = BufferView::whole(first.allocate(&BufferDesc::device(5))?);
+//! let target = BufferView::whole(second.allocate(&BufferDesc::device(5))?);
+//! let within = Duration::from_secs(1);
+//! runtime.transfer().write(b"hello", &source, within)?;
+//! runtime.transfer().copy(&source, &target)?.wait(within)?;
+//!
+//! let mut bytes = [0; 5];
+//! runtime.transfer().read(&target, &mut bytes, within)?;
+//! assert_eq!(&bytes, b"hello");
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # Features
+//!
+//! - `host` (default): CPU devices, [`host`].
+//! - `wrappers`: devices that inject faults, find races or record traces, `wrappers`.
+//!
+//! A feature makes a backend available; the program says which ones run, by value.
+#![forbid(unsafe_code)]
+
+mod error;
+mod runtime;
+
+pub use error::Error;
+pub use runtime::{Runtime, RuntimeBuilder};
+pub use warpweft_core_types::*;
+
+/// CPU devices, linked in any way.
+#[cfg(feature = "host")]
+pub use warpweft_host as host;
+/// What is linked to what.
+pub use warpweft_topology as topology;
+/// Copies between any two devices.
+pub use warpweft_transfer as transfer;
+/// Devices that wrap other devices.
+#[cfg(feature = "wrappers")]
+pub use warpweft_wrappers as wrappers;

@@ -1,0 +1,220 @@
+//! A device that forwards to another and lets a layer act in between.
+
+use std::{
+    collections::HashMap,
+    fmt,
+    sync::{Arc, Mutex, PoisonError, Weak},
+};
+
+use warpweft_core_types::{
+    AllocError, Backend, Buffer, BufferDesc, Device, DeviceId, DeviceInfo, Failure, Features, HostImport,
+    KernelCode, Limits, Links, LoadError, MemoryUsage, Module, OpenError, Peers, Queue, QueueDesc, QueueId,
+    Resident, ResidentBudget, ResidentDesc, ResidentError, Residents, Semaphore, Submission, SubmissionId,
+    SubmitError,
+};
+
+/// What a wrapper does differently. Every method forwards unless it is overridden.
+pub(crate) trait Layer: fmt::Debug + Send + Sync + Sized + 'static {
+    fn allocate(&self, inner: &dyn Device, desc: &BufferDesc) -> Result<Arc<dyn Buffer>, AllocError> {
+        inner.allocate(desc)
+    }
+
+    fn load(&self, inner: &dyn Device, code: &KernelCode) -> Result<Arc<dyn Module>, LoadError> {
+        inner.load(code)
+    }
+
+    fn launch(
+        &self,
+        inner: &dyn Residents,
+        desc: &ResidentDesc<'_>,
+    ) -> Result<Arc<dyn Resident>, ResidentError> {
+        inner.launch(desc)
+    }
+
+    fn submit(
+        &self,
+        queue: &LayeredQueue<Self>,
+        submission: &Submission<'_>,
+    ) -> Result<SubmissionId, SubmitError> {
+        queue.inner.submit(submission)
+    }
+
+    fn device_failure(&self, inner: &dyn Device) -> Option<Arc<Failure>> {
+        inner.failure()
+    }
+
+    fn queue_failure(&self, queue: &LayeredQueue<Self>) -> Option<Arc<Failure>> {
+        queue.inner.failure()
+    }
+}
+
+/// A backend whose devices are wrapped as they are opened.
+#[derive(Debug)]
+pub(crate) struct LayeredBackend<L> {
+    inner: Arc<dyn Backend>,
+    open: Mutex<HashMap<u32, Weak<LayeredDevice<L>>>>,
+}
+
+impl<L: Layer> LayeredBackend<L> {
+    pub(crate) fn new(inner: Arc<dyn Backend>) -> Self {
+        Self { inner, open: Mutex::default() }
+    }
+
+    pub(crate) fn name(&self) -> &'static str {
+        self.inner.name()
+    }
+
+    pub(crate) fn devices(&self) -> Result<Vec<DeviceInfo>, OpenError> {
+        self.inner.devices()
+    }
+
+    /// Opens a device; the layer is made once, when the device was not open.
+    pub(crate) fn open(
+        &self,
+        ordinal: u32,
+        required: Features,
+        layer: impl FnOnce(DeviceId) -> L,
+    ) -> Result<Arc<dyn Device>, OpenError> {
+        let inner = self.inner.open(ordinal, required)?;
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(device) = open.get(&ordinal).and_then(Weak::upgrade) {
+            return Ok(device);
+        }
+        let layer = Arc::new(layer(inner.info().id));
+        let device = Arc::new(LayeredDevice { inner, layer });
+        open.insert(ordinal, Arc::downgrade(&device));
+        Ok(device)
+    }
+}
+
+/// A device behind a layer.
+#[derive(Debug)]
+pub(crate) struct LayeredDevice<L> {
+    inner: Arc<dyn Device>,
+    layer: Arc<L>,
+}
+
+impl<L: Layer> Device for LayeredDevice<L> {
+    fn info(&self) -> &DeviceInfo {
+        self.inner.info()
+    }
+
+    fn features(&self) -> Features {
+        self.inner.features()
+    }
+
+    fn limits(&self) -> &Limits {
+        self.inner.limits()
+    }
+
+    fn memory(&self) -> Result<MemoryUsage, AllocError> {
+        self.failure().map_or_else(|| self.inner.memory(), |failure| Err(AllocError::Failed(failure)))
+    }
+
+    fn allocate(&self, desc: &BufferDesc) -> Result<Arc<dyn Buffer>, AllocError> {
+        self.layer.allocate(self.inner.as_ref(), desc)
+    }
+
+    fn create_queue(&self, desc: &QueueDesc) -> Result<Arc<dyn Queue>, OpenError> {
+        self.failure().map_or(Ok(()), |failure| Err(OpenError::Failed(failure)))?;
+        Ok(Arc::new(LayeredQueue {
+            inner: self.inner.create_queue(desc)?,
+            device: Arc::clone(&self.inner),
+            layer: Arc::clone(&self.layer),
+        }))
+    }
+
+    fn create_semaphore(&self, initial: u64) -> Result<Arc<dyn Semaphore>, OpenError> {
+        self.failure().map_or(Ok(()), |failure| Err(OpenError::Failed(failure)))?;
+        self.inner.create_semaphore(initial)
+    }
+
+    fn load(&self, code: &KernelCode) -> Result<Arc<dyn Module>, LoadError> {
+        self.layer.load(self.inner.as_ref(), code)
+    }
+
+    fn failure(&self) -> Option<Arc<Failure>> {
+        self.layer.device_failure(self.inner.as_ref())
+    }
+
+    fn peers(&self) -> Option<&dyn Peers> {
+        self.inner.peers()
+    }
+
+    fn links(&self) -> Option<&dyn Links> {
+        self.inner.links()
+    }
+
+    fn host_import(&self) -> Option<&dyn HostImport> {
+        self.inner.host_import()
+    }
+
+    fn residents(&self) -> Option<&dyn Residents> {
+        self.inner.residents().map(|_| self as &dyn Residents)
+    }
+}
+
+impl<L: Layer> Residents for LayeredDevice<L> {
+    fn launch(&self, desc: &ResidentDesc<'_>) -> Result<Arc<dyn Resident>, ResidentError> {
+        match self.inner.residents() {
+            Some(family) => self.layer.launch(family, desc),
+            // `residents` hands this family out only where the inner device has it.
+            None => Err(ResidentError::Failed(Arc::new(Failure::Abandoned { device: self.info().id }))),
+        }
+    }
+
+    fn budget(&self) -> ResidentBudget {
+        let none = ResidentBudget { total: 0, used: 0 };
+        self.inner.residents().map_or(none, |family| family.budget())
+    }
+}
+
+/// A queue behind a layer.
+#[derive(Debug)]
+pub(crate) struct LayeredQueue<L> {
+    pub(crate) inner: Arc<dyn Queue>,
+    /// The wrapped device.
+    pub(crate) device: Arc<dyn Device>,
+    layer: Arc<L>,
+}
+
+impl<L: Layer> Queue for LayeredQueue<L> {
+    fn id(&self) -> QueueId {
+        self.inner.id()
+    }
+
+    fn submit(&self, submission: &Submission<'_>) -> Result<SubmissionId, SubmitError> {
+        self.layer.submit(self, submission)
+    }
+
+    fn failure(&self) -> Option<Arc<Failure>> {
+        self.layer.queue_failure(self)
+    }
+}
+
+/// Implements [`Backend`] for a public wrapper with a `backend` field and a `layer(&self, DeviceId)` method.
+macro_rules! layered_backend {
+    ($name:ty) => {
+        impl warpweft_core_types::Backend for $name {
+            fn name(&self) -> &'static str {
+                self.backend.name()
+            }
+
+            fn devices(
+                &self,
+            ) -> Result<Vec<warpweft_core_types::DeviceInfo>, warpweft_core_types::OpenError> {
+                self.backend.devices()
+            }
+
+            fn open(
+                &self,
+                ordinal: u32,
+                required: warpweft_core_types::Features,
+            ) -> Result<std::sync::Arc<dyn warpweft_core_types::Device>, warpweft_core_types::OpenError> {
+                self.backend.open(ordinal, required, |device| self.layer(device))
+            }
+        }
+    };
+}
+
+pub(crate) use layered_backend;

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap, btree_map::Entry};
 
-use warpweft_core_types::{DeviceUuid, LinkClass, LinkEnd, LinkFact, PathClass, Provenance};
+use warpweft_core_types::{DeviceUuid, ErrorClass, LinkClass, LinkEnd, LinkFact, PathClass, Provenance};
 
 use crate::{CpuList, Edge, EdgeError, LinkDesc, Node, NodeDesc, NodeId, NodeKind, Topology};
 
@@ -49,6 +49,13 @@ pub enum BuildError {
     /// A report about an edge cannot be true.
     #[error(transparent)]
     Edge(#[from] EdgeError),
+}
+
+impl BuildError {
+    /// How to react: parts that contradict each other go on doing so.
+    pub const fn class(&self) -> ErrorClass {
+        ErrorClass::Usage
+    }
 }
 
 /// Collects nodes and reports about links; [`build`](Self::build) makes the [`Topology`].

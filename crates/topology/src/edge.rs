@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use warpweft_core_types::{Bandwidth, LinkClass, LinkFact, PathClass, Provenance};
+use warpweft_core_types::{Bandwidth, ErrorClass, LinkClass, LinkFact, PathClass, Provenance};
 
 use crate::{NodeId, cost};
 
@@ -136,6 +136,13 @@ pub enum EdgeError {
         /// The id that was used.
         node: NodeId,
     },
+}
+
+impl EdgeError {
+    /// How to react: a report that cannot be true stays so.
+    pub const fn class(&self) -> ErrorClass {
+        ErrorClass::Usage
+    }
 }
 
 /// A directed link: bytes can go from `from` to `to`.

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use warpweft_core_types::{Bandwidth, LinkClass, PathClass};
+use warpweft_core_types::{Bandwidth, ErrorClass, LinkClass, PathClass};
 
 use crate::{BuildError, Edge, Known, NodeDesc, Topology};
 
@@ -41,6 +41,16 @@ pub enum JsonError {
     /// Its parts contradict each other.
     #[error(transparent)]
     Build(#[from] BuildError),
+}
+
+impl JsonError {
+    /// How to react: the text is what it is, but a later version of this crate may know a later format.
+    pub const fn class(&self) -> ErrorClass {
+        match self {
+            Self::Version { .. } => ErrorClass::Unsupported,
+            _ => ErrorClass::Usage,
+        }
+    }
 }
 
 impl Topology {

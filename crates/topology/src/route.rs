@@ -3,7 +3,7 @@
 use std::{cmp::Reverse, collections::BinaryHeap, time::Duration};
 
 use serde::Serialize;
-use warpweft_core_types::{Bandwidth, Bytes, LinkClass, PathClass};
+use warpweft_core_types::{Bandwidth, Bytes, ErrorClass, LinkClass, PathClass};
 
 use crate::{Edge, Known, NodeId, Topology, cost::Cost};
 
@@ -57,6 +57,16 @@ pub enum PathError {
         /// The id that was used.
         node: NodeId,
     },
+}
+
+impl PathError {
+    /// How to react.
+    pub const fn class(&self) -> ErrorClass {
+        match self {
+            Self::Unreachable { .. } => ErrorClass::Unsupported,
+            Self::UnknownNode { .. } => ErrorClass::Usage,
+        }
+    }
 }
 
 impl Topology {

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use warpweft_core_types::Bytes;
+use warpweft_core_types::{Bytes, ErrorClass};
 
 use super::Format;
 use crate::BuildError;
@@ -76,6 +76,15 @@ pub enum ImportError {
 }
 
 impl ImportError {
+    /// How to react: another file may do, the same one will not, unless reading it was what failed.
+    pub const fn class(&self) -> ErrorClass {
+        match self {
+            Self::Io(_) => ErrorClass::Transient,
+            Self::NoTable { .. } | Self::TooLong { .. } | Self::TooMany { .. } => ErrorClass::Unsupported,
+            _ => ErrorClass::Usage,
+        }
+    }
+
     pub(super) fn no_table(text: &str) -> Self {
         const SIGNS: [&str; 4] = ["failed", "error", "not found", "unable"];
         let lines = || text.lines().map(str::trim).filter(|line| !line.is_empty());

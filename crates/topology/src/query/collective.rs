@@ -3,7 +3,7 @@
 use std::{cmp::Ordering, collections::BinaryHeap};
 
 use serde::Serialize;
-use warpweft_core_types::Bandwidth;
+use warpweft_core_types::{Bandwidth, ErrorClass};
 
 use super::widest::steps;
 use crate::{NodeId, Topology};
@@ -70,6 +70,16 @@ pub enum CollectiveError {
         /// Name of a device that cannot be joined.
         stuck: String,
     },
+}
+
+impl CollectiveError {
+    /// How to react.
+    pub const fn class(&self) -> ErrorClass {
+        match self {
+            Self::NotConnected { .. } => ErrorClass::Unsupported,
+            _ => ErrorClass::Usage,
+        }
+    }
 }
 
 impl Topology {

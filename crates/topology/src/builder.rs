@@ -1,10 +1,10 @@
 //! Collects nodes and reports, and makes a [`Topology`] of them.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, btree_map::Entry};
 
-use warpweft_core_types::{DeviceUuid, LinkEnd, LinkFact};
+use warpweft_core_types::{DeviceUuid, ErrorClass, LinkClass, LinkEnd, LinkFact, PathClass, Provenance};
 
-use crate::{Edge, EdgeError, LinkDesc, Node, NodeDesc, NodeId, NodeKind, Topology};
+use crate::{CpuList, Edge, EdgeError, LinkDesc, Node, NodeDesc, NodeId, NodeKind, Topology};
 
 /// Why a topology could not be put together.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -32,12 +32,30 @@ pub enum BuildError {
         /// The device in the fact.
         uuid: DeviceUuid,
     },
+    /// An edge is listed twice where it must be listed once.
+    #[error("the edge from {from} to {to} is listed twice")]
+    DuplicateEdge {
+        /// Name of the node where it starts.
+        from: String,
+        /// Name of the node where it ends.
+        to: String,
+    },
     /// There are more nodes than a [`NodeId`] can count.
     #[error("too many nodes")]
     TooManyNodes,
+    /// One machine has more NUMA nodes than are joined pair by pair.
+    #[error("more than {MAX_NUMA_NODES} NUMA nodes in one machine")]
+    TooManyNumaNodes,
     /// A report about an edge cannot be true.
     #[error(transparent)]
     Edge(#[from] EdgeError),
+}
+
+impl BuildError {
+    /// How to react: parts that contradict each other go on doing so.
+    pub const fn class(&self) -> ErrorClass {
+        ErrorClass::Usage
+    }
 }
 
 /// Collects nodes and reports about links; [`build`](Self::build) makes the [`Topology`].
@@ -46,6 +64,8 @@ pub struct TopologyBuilder {
     nodes: Vec<Node>,
     names: HashMap<String, NodeId>,
     devices: HashMap<DeviceUuid, NodeId>,
+    /// The first node of each NUMA number.
+    hosts: HashMap<u32, NodeId>,
     edges: BTreeMap<(NodeId, NodeId), Edge>,
 }
 
@@ -70,6 +90,9 @@ impl TopologyBuilder {
                 });
             }
             self.devices.insert(uuid, id);
+        }
+        if let NodeKind::Host { numa_node } = node.kind {
+            self.hosts.entry(numa_node).or_insert(id);
         }
         self.names.insert(node.name.clone(), id);
         self.nodes.push(node);
@@ -117,6 +140,18 @@ impl TopologyBuilder {
         self.link(from, to, fact.into())
     }
 
+    /// The memory of NUMA node `numa_node`, which is added if it is not there yet.
+    ///
+    /// # Errors
+    ///
+    /// [`BuildError::DuplicateName`] if another node has taken its name.
+    pub fn host(&mut self, numa_node: u32) -> Result<NodeId, BuildError> {
+        match self.hosts.get(&numa_node) {
+            Some(&host) => Ok(host),
+            None => self.node(NodeDesc::host(numa_node)),
+        }
+    }
+
     /// The finished topology.
     pub fn build(self) -> Topology {
         Topology::assemble(self.nodes, self.edges.into_values().collect())
@@ -127,14 +162,75 @@ impl TopologyBuilder {
             LinkEnd::Device(uuid) => {
                 self.devices.get(&uuid).copied().ok_or(BuildError::UnknownDevice { uuid })
             }
-            LinkEnd::Host { numa_node } => {
-                let wanted = NodeKind::Host { numa_node };
-                match self.nodes.iter().find(|node| node.kind == wanted) {
-                    Some(node) => Ok(node.id),
-                    None => self.node(NodeDesc::host(numa_node)),
-                }
+            LinkEnd::Host { numa_node } => self.host(numa_node),
+        }
+    }
+
+    /// Joins nodes to the memory of the NUMA node each is attached to; adds the memory where it is not there yet.
+    pub(crate) fn attach_to_hosts(
+        &mut self,
+        nodes: &[NodeId],
+        provenance: Provenance,
+    ) -> Result<(), BuildError> {
+        for &node in nodes {
+            if let Some(numa_node) = self.numa_node_of(node) {
+                let host = self.host(numa_node)?;
+                let desc = LinkDesc::new(LinkClass::Pcie, provenance);
+                self.link_both(host, node, desc)?;
             }
         }
+        self.join_hosts(provenance)
+    }
+
+    /// Joins the memories of one machine's NUMA nodes, all of which every processor can read and write.
+    pub(crate) fn join_hosts(&mut self, provenance: Provenance) -> Result<(), BuildError> {
+        let mut hosts: Vec<NodeId> = self.hosts.values().copied().collect();
+        hosts.sort_unstable();
+        if hosts.len() > MAX_NUMA_NODES {
+            return Err(BuildError::TooManyNumaNodes);
+        }
+        let desc = LinkDesc::new(LinkClass::HostMemory, provenance).path(PathClass::Sys);
+        for (index, &a) in hosts.iter().enumerate() {
+            for &b in &hosts[index + 1..] {
+                self.link_both(a, b, desc)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds an edge as it was in another topology.
+    pub(crate) fn whole_edge(&mut self, edge: Edge) -> Result<(), BuildError> {
+        let (from, to) = (edge.from, edge.to);
+        edge.check()?;
+        if from == to {
+            let node = self.name_of(from)?.to_owned();
+            return Err(EdgeError::Loop { node }.into());
+        }
+        match self.edges.entry((from, to)) {
+            Entry::Vacant(slot) => {
+                slot.insert(edge);
+                Ok(())
+            }
+            Entry::Occupied(_) => Err(BuildError::DuplicateEdge {
+                from: self.name_of(from)?.to_owned(),
+                to: self.name_of(to)?.to_owned(),
+            }),
+        }
+    }
+
+    pub(crate) fn find(&self, name: &str) -> Option<NodeId> {
+        self.names.get(name).copied()
+    }
+
+    pub(crate) fn set_cpus(&mut self, node: NodeId, cpus: Option<CpuList>) {
+        if let Some(node) = self.nodes.get_mut(node.index()) {
+            node.place.cpus = cpus;
+        }
+    }
+
+    /// The NUMA node that `node` is attached to.
+    pub(crate) fn numa_node_of(&self, node: NodeId) -> Option<u32> {
+        self.nodes.get(node.index())?.place.numa_node
     }
 
     fn name_of(&self, node: NodeId) -> Result<&str, EdgeError> {
@@ -142,10 +238,11 @@ impl TopologyBuilder {
     }
 }
 
+/// Every pair is an edge; the largest machines have some dozens.
+pub(crate) const MAX_NUMA_NODES: usize = 256;
+
 #[cfg(test)]
 mod tests {
-    use warpweft_core_types::{LinkClass, Provenance};
-
     use super::*;
     use crate::DeviceKind;
 

@@ -7,44 +7,69 @@ use std::time::Duration;
 
 use warpweft_core_types::{Bandwidth, Bytes, LinkClass, PathClass};
 
-use crate::Edge;
+use crate::{Edge, NodeId};
 
-/// Nanoseconds to move `bytes` over `edge`, rounded up; `None` if the edge must not or cannot be used.
-pub(crate) fn hop_ns(edge: &Edge, bytes: Bytes) -> Option<u64> {
-    if !edge.is_usable() {
-        return None;
-    }
-    let transfer = edge.bandwidth().value.transfer_ns(bytes).ceil();
-    let latency = u64::try_from(edge.latency().value.as_nanos()).unwrap_or(u64::MAX);
-    Some(latency.saturating_add(saturating_ns(transfer)))
+/// What Dijkstra's algorithm needs of an edge and nothing else, since it walks tens of thousands of them.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Cost {
+    pub(crate) from: NodeId,
+    pub(crate) to: NodeId,
+    latency_ns: u64,
+    /// 0 if the edge must not or cannot be used.
+    gb_per_s: f64,
 }
 
+impl Cost {
+    pub(crate) fn of(edge: &Edge) -> Self {
+        let latency = edge.latency().value.as_nanos();
+        Self {
+            from: edge.from,
+            to: edge.to,
+            latency_ns: u64::try_from(latency).unwrap_or(u64::MAX),
+            gb_per_s: if edge.is_usable() { edge.bandwidth().value.gb_per_s } else { 0.0 },
+        }
+    }
+
+    /// Nanoseconds to move `bytes`, rounded up; `None` if the edge must not or cannot be used.
+    pub(crate) fn hop_ns(&self, bytes: Bytes) -> Option<u64> {
+        if self.gb_per_s <= 0.0 {
+            return None;
+        }
+        let transfer = Bandwidth::from_gb_per_s(self.gb_per_s).transfer_ns(bytes);
+        Some(self.latency_ns.saturating_add(rounded_up(transfer)))
+    }
+}
+
+/// A whole number of nanoseconds, rounded up; written without `ceil`, which is a function call on many processors.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
-    reason = "the value is whole and not negative, and a float cast saturates"
+    clippy::cast_precision_loss,
+    reason = "the value is not negative, a cast saturates, and a lost bit below 2^-52 does not matter"
 )]
-fn saturating_ns(ns: f64) -> u64 {
-    ns as u64
+fn rounded_up(ns: f64) -> u64 {
+    let whole = ns as u64;
+    whole.saturating_add(u64::from((whole as f64) < ns))
 }
 
 /// Bytes per second of one direction where nothing is known but the class and the number of links.
 ///
 /// These are planning figures for slow members of each family, so that an edge somebody vouched for wins over one we know nothing about:
-/// 18 GB/s per NVLink (first generation, achievable), 24 per xGMI link and 20 per Xe Link link, 12 for PCIe 3.0 x16, 100 Gbit/s of network, and host memory as one thread copies it.
+/// 18 GB/s per NVLink (first generation, achievable), 24 per xGMI link and 5 per Xe Link lane, 12 for PCIe 3.0 x16, 100 Gbit/s of network, and host memory as one thread copies it.
 pub(crate) fn assumed_bandwidth(class: LinkClass, link_count: u32) -> Bandwidth {
-    let per_link = match class {
+    let links = f64::from(link_count.max(1));
+    Bandwidth::from_gb_per_s(match class {
         LinkClass::SameDevice => 500.0,
+        // Lanes of one link, whose sum is the same on all chips so far.
         LinkClass::NvLinkC2c => 300.0,
-        LinkClass::NvLink | LinkClass::NvSwitch => 18.0,
-        LinkClass::Xgmi => 24.0,
-        LinkClass::XeLink => 20.0,
-        LinkClass::Network => 12.5,
-        LinkClass::Pcie => 12.0,
-        LinkClass::HostMemory => 10.0,
-        _ => 1.0,
-    };
-    Bandwidth::from_gb_per_s(per_link * f64::from(link_count.max(1)))
+        LinkClass::NvLink | LinkClass::NvSwitch => 18.0 * links,
+        LinkClass::Xgmi => 24.0 * links,
+        LinkClass::XeLink => 5.0 * links,
+        LinkClass::Network => 12.5 * links,
+        LinkClass::Pcie => 12.0 * links,
+        LinkClass::HostMemory => 10.0 * links,
+        _ => links,
+    })
 }
 
 /// Time of the smallest transfer where nothing is known but the class and the way through the PCI tree.

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use warpweft_core_types::{Bandwidth, LinkClass, LinkFact, PathClass, Provenance};
+use warpweft_core_types::{Bandwidth, ErrorClass, LinkClass, LinkFact, PathClass, Provenance};
 
 use crate::{NodeId, cost};
 
@@ -71,10 +71,7 @@ impl LinkDesc {
     }
 
     pub(crate) fn check(&self) -> Result<(), EdgeError> {
-        if self.link_count == Some(0) {
-            return Err(EdgeError::NoLinks);
-        }
-        self.bandwidth.map_or(Ok(()), check_bandwidth)
+        check_figures(self.link_count, [self.bandwidth], self.latency)
     }
 }
 
@@ -110,6 +107,12 @@ pub enum EdgeError {
         /// What was offered.
         gb_per_s: f64,
     },
+    /// A latency must be below 2^64 ns, which is 584 years.
+    #[error("{latency:?} is not a latency")]
+    BadLatency {
+        /// What was offered.
+        latency: Duration,
+    },
     /// A link is made of at least one physical link.
     #[error("a link of zero physical links is no link")]
     NoLinks,
@@ -133,6 +136,13 @@ pub enum EdgeError {
         /// The id that was used.
         node: NodeId,
     },
+}
+
+impl EdgeError {
+    /// How to react: a report that cannot be true stays so.
+    pub const fn class(&self) -> ErrorClass {
+        ErrorClass::Usage
+    }
 }
 
 /// A directed link: bytes can go from `from` to `to`.
@@ -220,11 +230,16 @@ impl Edge {
         self.veto.is_none() && self.bandwidth().value.gb_per_s > 0.0
     }
 
+    pub(crate) fn check(&self) -> Result<(), EdgeError> {
+        let nominal = self.nominal.map(|known| known.value);
+        let link_count = self.link_count.map(|known| known.value);
+        let latency = self.latency.map(|known| known.value);
+        check_figures(link_count, [nominal, self.measured], latency)
+    }
+
     pub(crate) fn measure(&mut self, measurement: &Measurement) -> Result<(), EdgeError> {
-        if let Some(bandwidth) = measurement.bandwidth {
-            check_bandwidth(bandwidth)?;
-            self.measured = Some(bandwidth);
-        }
+        check_figures(None, [measurement.bandwidth], measurement.latency)?;
+        self.measured = measurement.bandwidth.or(self.measured);
         replace(&mut self.latency, measurement.latency, Provenance::Measured);
         Ok(())
     }
@@ -263,9 +278,23 @@ fn replace<T>(slot: &mut Option<Known<T>>, value: Option<T>, provenance: Provena
     }
 }
 
-fn check_bandwidth(bandwidth: Bandwidth) -> Result<(), EdgeError> {
-    let gb_per_s = bandwidth.gb_per_s;
-    if gb_per_s.is_finite() && gb_per_s >= 0.0 { Ok(()) } else { Err(EdgeError::BadBandwidth { gb_per_s }) }
+fn check_figures<const N: usize>(
+    link_count: Option<u32>,
+    bandwidths: [Option<Bandwidth>; N],
+    latency: Option<Duration>,
+) -> Result<(), EdgeError> {
+    if link_count == Some(0) {
+        return Err(EdgeError::NoLinks);
+    }
+    for Bandwidth { gb_per_s } in bandwidths.into_iter().flatten() {
+        if !(gb_per_s.is_finite() && gb_per_s >= 0.0) {
+            return Err(EdgeError::BadBandwidth { gb_per_s });
+        }
+    }
+    match latency {
+        Some(latency) if u64::try_from(latency.as_nanos()).is_err() => Err(EdgeError::BadLatency { latency }),
+        _ => Ok(()),
+    }
 }
 
 #[cfg(test)]

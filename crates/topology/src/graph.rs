@@ -2,9 +2,11 @@
 
 use std::ops::Range;
 
-use warpweft_core_types::{DeviceUuid, LinkFact};
+use warpweft_core_types::{DeviceUuid, LinkEnd, LinkFact};
 
-use crate::{BuildError, Edge, EdgeError, Measurement, Node, NodeDesc, NodeId, NodeKind, TopologyBuilder};
+use crate::{
+    BuildError, Edge, EdgeError, Measurement, Node, NodeDesc, NodeId, NodeKind, TopologyBuilder, cost::Cost,
+};
 
 /// What is linked to what.
 ///
@@ -14,10 +16,14 @@ pub struct Topology {
     nodes: Vec<Node>,
     /// Sorted by `from`, then `to`.
     edges: Vec<Edge>,
+    /// Beside `edges`.
+    costs: Vec<Cost>,
     /// Where each node's outgoing edges start in `edges`; one more entry than nodes.
     starts: Vec<usize>,
     /// Positions in `edges`, sorted by `to`, then `from`.
     incoming: Vec<usize>,
+    /// Beside `incoming`, so that walks against the edges read memory in order too.
+    incoming_costs: Vec<Cost>,
     /// Where each node's incoming edges start in `incoming`; one more entry than nodes.
     incoming_starts: Vec<usize>,
 }
@@ -81,6 +87,14 @@ impl Topology {
         self.find_by(|node| node.kind == NodeKind::Host { numa_node })
     }
 
+    /// The node at one end of a link as backends name it.
+    pub fn end(&self, end: LinkEnd) -> Option<NodeId> {
+        match end {
+            LinkEnd::Device(uuid) => self.device(uuid),
+            LinkEnd::Host { numa_node } => self.host(numa_node),
+        }
+    }
+
     /// The edge between two nodes, vetoed or not.
     pub fn edge(&self, from: NodeId, to: NodeId) -> Option<&Edge> {
         self.position(from, to).map(|index| &self.edges[index])
@@ -102,8 +116,10 @@ impl Topology {
     ///
     /// [`EdgeError::NoEdge`] or [`EdgeError::UnknownNode`] if there is nothing to forbid.
     pub fn veto(&mut self, from: NodeId, to: NodeId, reason: impl Into<String>) -> Result<(), EdgeError> {
-        self.edge_mut(from, to)?.veto.get_or_insert_with(|| reason.into());
-        Ok(())
+        self.change(from, to, |edge| {
+            edge.veto.get_or_insert_with(|| reason.into());
+            Ok(())
+        })
     }
 
     /// Records what a timed transfer over an edge showed. A veto stays.
@@ -112,7 +128,7 @@ impl Topology {
     ///
     /// [`EdgeError::NoEdge`] or [`EdgeError::UnknownNode`]: a probe makes no edge; [`EdgeError::BadBandwidth`].
     pub fn measure(&mut self, from: NodeId, to: NodeId, measurement: &Measurement) -> Result<(), EdgeError> {
-        self.edge_mut(from, to)?.measure(measurement)
+        self.change(from, to, |edge| edge.measure(measurement))
     }
 
     /// `edges` must be sorted by `(from, to)`, without repetition, and name nodes of `nodes` only.
@@ -121,7 +137,16 @@ impl Topology {
         incoming.sort_by_key(|&index| (edges[index].to, edges[index].from));
         let outgoing_starts = starts(nodes.len(), edges.iter().map(|edge| edge.from));
         let incoming_starts = starts(nodes.len(), incoming.iter().map(|&index| edges[index].to));
-        Self { nodes, edges, starts: outgoing_starts, incoming, incoming_starts }
+        let costs: Vec<Cost> = edges.iter().map(Cost::of).collect();
+        Self {
+            incoming_costs: incoming.iter().map(|&index| costs[index]).collect(),
+            nodes,
+            edges,
+            costs,
+            starts: outgoing_starts,
+            incoming,
+            incoming_starts,
+        }
     }
 
     /// The name of a node that is known to be there.
@@ -139,14 +164,37 @@ impl Topology {
         self.edges[range].binary_search_by_key(&to, |edge| edge.to).ok().map(|offset| start + offset)
     }
 
-    fn edge_mut(&mut self, from: NodeId, to: NodeId) -> Result<&mut Edge, EdgeError> {
+    /// Costs of the edges that start at `node`, by `to`.
+    pub(crate) fn costs_out_of(&self, node: NodeId) -> &[Cost] {
+        &self.costs[range(&self.starts, node)]
+    }
+
+    /// Costs of the edges that end at `node`, by `from`.
+    pub(crate) fn costs_into(&self, node: NodeId) -> &[Cost] {
+        &self.incoming_costs[range(&self.incoming_starts, node)]
+    }
+
+    fn change(
+        &mut self,
+        from: NodeId,
+        to: NodeId,
+        change: impl FnOnce(&mut Edge) -> Result<(), EdgeError>,
+    ) -> Result<(), EdgeError> {
         for node in [from, to] {
             self.node(node).ok_or(EdgeError::UnknownNode { node })?;
         }
-        match self.position(from, to) {
-            Some(index) => Ok(&mut self.edges[index]),
-            None => Err(EdgeError::NoEdge { from: self.name(from).to_owned(), to: self.name(to).to_owned() }),
+        let Some(index) = self.position(from, to) else {
+            return Err(EdgeError::NoEdge { from: self.name(from).to_owned(), to: self.name(to).to_owned() });
+        };
+        change(&mut self.edges[index])?;
+        let cost = Cost::of(&self.edges[index]);
+        self.costs[index] = cost;
+        let into = range(&self.incoming_starts, to);
+        let copies = self.incoming_costs[into].iter_mut();
+        for copy in copies.filter(|copy| copy.from == from) {
+            *copy = cost;
         }
+        Ok(())
     }
 }
 

@@ -3,9 +3,9 @@
 use std::{cmp::Reverse, collections::BinaryHeap, time::Duration};
 
 use serde::Serialize;
-use warpweft_core_types::{Bandwidth, Bytes, LinkClass, PathClass};
+use warpweft_core_types::{Bandwidth, Bytes, ErrorClass, LinkClass, PathClass};
 
-use crate::{Edge, Known, NodeId, Topology, cost};
+use crate::{Edge, Known, NodeId, Topology, cost::Cost};
 
 /// One edge of a [`Path`], with the figures its cost rests on.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
@@ -59,6 +59,16 @@ pub enum PathError {
     },
 }
 
+impl PathError {
+    /// How to react.
+    pub const fn class(&self) -> ErrorClass {
+        match self {
+            Self::Unreachable { .. } => ErrorClass::Unsupported,
+            Self::UnknownNode { .. } => ErrorClass::Usage,
+        }
+    }
+}
+
 impl Topology {
     /// The cheapest path for a transfer of `bytes`, by Dijkstra's algorithm.
     ///
@@ -69,13 +79,43 @@ impl Topology {
     ///
     /// [`PathError::Unreachable`] if no usable edges join the two, [`PathError::UnknownNode`] if either is not of this topology.
     pub fn best_path(&self, from: NodeId, to: NodeId, bytes: Bytes) -> Result<Path, PathError> {
-        for node in [from, to] {
-            self.node(node).ok_or(PathError::UnknownNode { node })?;
-        }
-        self.cheapest(from, to, bytes, |_| true).ok_or_else(|| PathError::Unreachable {
+        self.check(from)?;
+        self.check(to)?;
+        self.cheapest(from, to, bytes, |_, _| true).ok_or_else(|| PathError::Unreachable {
             from: self.name(from).to_owned(),
             to: self.name(to).to_owned(),
         })
+    }
+
+    pub(crate) fn check(&self, node: NodeId) -> Result<(), PathError> {
+        match self.node(node) {
+            Some(_) => Ok(()),
+            None => Err(PathError::UnknownNode { node }),
+        }
+    }
+
+    /// Nanoseconds from one node to every other; `None` where no path leads.
+    pub(crate) fn costs_from(&self, from: NodeId, bytes: Bytes) -> Vec<Option<u64>> {
+        let mut best: Vec<Option<u64>> = vec![None; self.nodes().len()];
+        let mut queue = BinaryHeap::from([Reverse((0, from))]);
+        best[from.index()] = Some(0);
+        while let Some(Reverse((cost_ns, node))) = queue.pop() {
+            if best[node.index()] != Some(cost_ns) {
+                continue; // A cheaper way to this node was found after this entry was queued.
+            }
+            for hop in self.costs_out_of(node) {
+                let Some(hop_ns) = hop.hop_ns(bytes) else {
+                    continue;
+                };
+                let longer = cost_ns.saturating_add(hop_ns);
+                let slot = &mut best[hop.to.index()];
+                if slot.is_none_or(|known| longer < known) {
+                    *slot = Some(longer);
+                    queue.push(Reverse((longer, hop.to)));
+                }
+            }
+        }
+        best
     }
 
     /// The cheapest path over the edges that `allowed` accepts. Both nodes must be of this topology.
@@ -84,7 +124,7 @@ impl Topology {
         from: NodeId,
         to: NodeId,
         bytes: Bytes,
-        allowed: impl Fn(&Edge) -> bool,
+        allowed: impl Fn(NodeId, NodeId) -> bool,
     ) -> Option<Path> {
         let distance = self.distances_to(to, from, bytes, &allowed);
         let mut left = distance[from.index()]?;
@@ -92,9 +132,10 @@ impl Topology {
         let mut here = from;
         while here != to {
             // Edges are sorted by their end, so the first that keeps the distance exact gives the least node order.
-            let (next, rest) = self.edges_from(here).iter().find_map(|edge| {
-                let rest = distance[edge.to.index()]?;
-                (allowed(edge) && rest.before(edge, bytes)? == left).then_some((edge.to, rest))
+            let (next, rest) = self.costs_out_of(here).iter().find_map(|hop| {
+                let rest = distance[hop.to.index()]?;
+                let is_next = allowed(hop.from, hop.to) && rest.before(hop, bytes)? == left;
+                is_next.then_some((hop.to, rest))
             })?;
             nodes.push(next);
             (here, left) = (next, rest);
@@ -121,7 +162,7 @@ impl Topology {
         target: NodeId,
         until: NodeId,
         bytes: Bytes,
-        allowed: impl Fn(&Edge) -> bool,
+        allowed: impl Fn(NodeId, NodeId) -> bool,
     ) -> Vec<Option<Distance>> {
         let mut best: Vec<Option<Distance>> = vec![None; self.nodes().len()];
         let mut queue = BinaryHeap::new();
@@ -134,14 +175,15 @@ impl Topology {
             if best[node.index()] != Some(distance) {
                 continue; // A shorter way to this node was found after this entry was queued.
             }
-            for edge in self.edges_to(node).filter(|edge| allowed(edge)) {
-                let Some(longer) = distance.before(edge, bytes) else {
+            let hops = self.costs_into(node).iter();
+            for hop in hops.filter(|hop| allowed(hop.from, hop.to)) {
+                let Some(longer) = distance.before(hop, bytes) else {
                     continue;
                 };
-                let slot = &mut best[edge.from.index()];
+                let slot = &mut best[hop.from.index()];
                 if slot.is_none_or(|known| longer < known) {
                     *slot = Some(longer);
-                    queue.push(Reverse((longer, edge.from)));
+                    queue.push(Reverse((longer, hop.from)));
                 }
             }
         }
@@ -158,7 +200,7 @@ impl Hop {
             path: edge.path.map(|path| path.value),
             bandwidth: edge.bandwidth(),
             latency: edge.latency(),
-            cost_ns: cost::hop_ns(edge, bytes)?,
+            cost_ns: Cost::of(edge).hop_ns(bytes)?,
         })
     }
 }
@@ -173,9 +215,9 @@ struct Distance {
 }
 
 impl Distance {
-    /// The distance of the node before `edge`, when this is the distance of the node behind it.
-    fn before(self, edge: &Edge, bytes: Bytes) -> Option<Self> {
-        Some(Self { cost_ns: self.cost_ns.saturating_add(cost::hop_ns(edge, bytes)?), hops: self.hops + 1 })
+    /// The distance of the node before `hop`, when this is the distance of the node behind it.
+    fn before(self, hop: &Cost, bytes: Bytes) -> Option<Self> {
+        Some(Self { cost_ns: self.cost_ns.saturating_add(hop.hop_ns(bytes)?), hops: self.hops + 1 })
     }
 }
 
@@ -289,7 +331,7 @@ mod tests {
         }
         for edge in topology.edges() {
             distance[edge.from.index()][edge.to.index()] =
-                cost::hop_ns(edge, bytes).map(|cost_ns| (cost_ns, 1));
+                Cost::of(edge).hop_ns(bytes).map(|cost_ns| (cost_ns, 1));
         }
         for via in 0..count {
             for from in 0..count {

@@ -9,6 +9,7 @@ Examples:
   warpweft demo                          four CPU devices, everything checked
   warpweft demo --devices 8 --links ring copies go round a ring
   warpweft perf copy -b 1M -e 256M       every pair of devices, beside memcpy
+  warpweft topo --backend host --measure what is linked to what, and how fast
   warpweft doctor                        what is missing, and how to get it";
 
 /// One program, many accelerators: try the devices, measure them, find out what is missing.
@@ -26,6 +27,8 @@ pub(crate) enum Command {
     /// Measure beside the raw calls of the same run.
     #[command(subcommand)]
     Perf(Perf),
+    /// Show what is linked to what: on this machine, between devices, or in a file.
+    Topo(Topo),
     /// Say what is there, what is missing, and how to get it.
     Doctor(Doctor),
 }
@@ -50,6 +53,9 @@ pub(crate) struct Selection {
     /// How host devices are linked with each other.
     #[arg(long, value_enum, default_value_t = Links::All)]
     pub(crate) links: Links,
+    /// Make host devices with the devices and links of a topology file (see `warpweft topo --help`).
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["devices", "links"])]
+    pub(crate) impersonate: Option<PathBuf>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -69,7 +75,8 @@ pub(crate) enum Links {
 Examples:
   warpweft demo
   warpweft demo --links chain --json
-  warpweft demo --fault corrupt          see a failed check")]
+  warpweft demo --fault corrupt          see a failed check
+  warpweft demo --impersonate dgx.txt    on the devices and links of another machine")]
 pub(crate) struct Demo {
     #[command(flatten)]
     pub(crate) selection: Selection,
@@ -155,6 +162,57 @@ pub(crate) struct PerfLaunch {
     /// Print one JSON object for each row.
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "\
+Reads nvidia-smi topo -m, topo -p2p and nvlink -s, NCCL and RCCL topology XML, hwloc XML,
+rocm-smi --showtopo, xpu-smi topology -m, and what --save writes; the format is found by content.
+Exit code: 0, or 1 if --diff finds a difference, or 2 for a file that is not right.
+
+Examples:
+  warpweft topo
+  warpweft topo --backend host --measure
+  nvidia-smi topo -m > machine.txt; warpweft topo --import machine.txt --svg machine.svg
+  warpweft topo --import machine.xml --json
+  warpweft topo --diff before.json after.json")]
+pub(crate) struct Topo {
+    /// Show the devices of these backends instead of the machine, separated by commas.
+    #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
+    pub(crate) backend: Option<Vec<String>>,
+    /// How many host devices to make.
+    #[arg(long, value_name = "N", default_value_t = 4, requires = "backend", value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub(crate) devices: u32,
+    /// How host devices are linked with each other.
+    #[arg(long, value_enum, default_value_t = Links::All, requires = "backend")]
+    pub(crate) links: Links,
+    /// Time every link and check the bytes that cross it.
+    #[arg(long, requires = "backend")]
+    pub(crate) measure: bool,
+    /// Keep measurements in this file, and use those in it for the same devices and drivers.
+    #[arg(long, value_name = "FILE", requires = "measure")]
+    pub(crate) cache: Option<PathBuf>,
+    /// Read this file instead of the machine.
+    #[arg(long, value_name = "FILE", conflicts_with = "backend")]
+    pub(crate) import: Option<PathBuf>,
+    /// Print what changed from one file to another.
+    #[arg(long, num_args = 2, value_names = ["A", "B"], conflicts_with_all = ["import", "backend"])]
+    pub(crate) diff: Vec<PathBuf>,
+    /// Print one JSON object.
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Write a picture.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) svg: Option<PathBuf>,
+    /// Write a graph for Graphviz.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) dot: Option<PathBuf>,
+    /// Write a file for NCCL_TOPO_FILE.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) nccl: Option<PathBuf>,
+    /// Write everything that is known, to be imported again.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) save: Option<PathBuf>,
 }
 
 #[derive(Debug, ClapArgs)]

@@ -1,16 +1,18 @@
 //! The `warpweft` command as a library, so that benchmarks measure with the same code.
 //!
-//! `warpweft demo` shows what works on this machine, `warpweft perf` measures it beside the raw calls, and
-//! `warpweft doctor` says what is missing and how to get it. `warpweft --help` has examples.
+//! `warpweft demo` shows what works on this machine, `warpweft perf` measures it beside the raw calls,
+//! `warpweft topo` shows what is linked to what, and `warpweft doctor` says what is missing and how to get it. `warpweft --help` has examples.
 #![forbid(unsafe_code)]
 
 mod args;
 mod demo;
 mod doctor;
+mod impersonate;
 pub mod measure;
 mod output;
 mod perf;
 mod select;
+mod topo;
 
 use std::process::ExitCode;
 
@@ -25,6 +27,7 @@ pub fn run() -> ExitCode {
         args::Command::Demo(demo) => demo::run(demo),
         args::Command::Perf(args::Perf::Copy(copy)) => perf::copy::run(copy),
         args::Command::Perf(args::Perf::Launch(launch)) => perf::launch::run(launch),
+        args::Command::Topo(topo) => topo::run(topo),
         args::Command::Doctor(doctor) => doctor::run(doctor),
     };
     match result {

@@ -5,12 +5,14 @@ use std::{sync::Arc, time::Duration};
 use anyhow::Context as _;
 use warpweft::{
     Backend, LinkClass,
-    host::{HostBackend, HostDeviceConfig, LinkSpec, Place},
+    host::{HostBackend, HostBuilder, HostDeviceConfig, LinkSpec, Place},
 };
 
 use crate::{
     args::{Links, Selection},
+    impersonate,
     output::WrongCall,
+    topo,
 };
 
 /// Backends this program was built with.
@@ -30,7 +32,7 @@ pub(crate) fn backends(selection: &Selection) -> anyhow::Result<Vec<Arc<dyn Back
 
 fn backend(name: &str, selection: &Selection) -> anyhow::Result<Arc<dyn Backend>> {
     match name {
-        "host" => Ok(Arc::new(host(selection).context("the host devices cannot be made")?)),
+        "host" => Ok(Arc::new(host(selection)?)),
         _ => {
             Err(WrongCall(format!("there is no backend {name:?}; this program has: {}", KNOWN.join(", ")))
                 .into())
@@ -38,8 +40,16 @@ fn backend(name: &str, selection: &Selection) -> anyhow::Result<Arc<dyn Backend>
     }
 }
 
+fn host(selection: &Selection) -> anyhow::Result<HostBackend> {
+    let builder = match &selection.impersonate {
+        Some(path) => impersonate::builder(&topo::read(path)?.topology)?,
+        None => linked(selection),
+    };
+    builder.build().context("the host devices cannot be made")
+}
+
 /// Links between devices are marked cheaper than those to host memory, so that a chain is relayed.
-fn host(selection: &Selection) -> Result<HostBackend, warpweft::OpenError> {
+fn linked(selection: &Selection) -> HostBuilder {
     let near = LinkSpec::new(LinkClass::HostMemory).with_cost(10.0, Duration::from_nanos(500));
     let far = LinkSpec::new(LinkClass::HostMemory).with_cost(1.0, Duration::from_micros(5));
     let last = Place::Device(selection.devices - 1);
@@ -53,5 +63,5 @@ fn host(selection: &Selection) -> Result<HostBackend, warpweft::OpenError> {
         Links::Ring => builder.link_chain(near),
         Links::None => builder,
     };
-    builder.link_all_to_host(far).build()
+    builder.link_all_to_host(far)
 }

@@ -208,13 +208,21 @@ impl BufferView {
         self.offset..self.offset + self.size
     }
 
-    /// How many bytes this view shares with another.
+    /// How many bytes this view shares with another, also where one memory stands behind two buffers.
     pub fn overlap(&self, other: &Self) -> u64 {
-        if !same_buffer(&self.buffer, &other.buffer) {
-            return 0;
+        self.place().overlap(&other.place())
+    }
+
+    /// Which bytes these are, whoever's buffer they are reached through.
+    pub fn place(&self) -> MemoryPlace {
+        match self.buffer.mapping() {
+            // Imports share host memory, so its addresses are what tells bytes apart.
+            Some(mapping) => {
+                let start = mapping.as_ptr().addr() as u64 + self.offset;
+                MemoryPlace { space: 0, bytes: start..start + self.size }
+            }
+            None => MemoryPlace { space: Arc::as_ptr(&self.buffer).addr(), bytes: self.range() },
         }
-        let end = self.range().end.min(other.range().end);
-        end.saturating_sub(self.offset.max(other.offset))
     }
 
     /// Copies the view's bytes to the host. The view must be host-visible; nothing is ordered or waited for.
@@ -265,9 +273,23 @@ impl BufferView {
     }
 }
 
-/// Whether two handles are one allocation.
-fn same_buffer(a: &Arc<dyn Buffer>, b: &Arc<dyn Buffer>) -> bool {
-    std::ptr::addr_eq(Arc::as_ptr(a), Arc::as_ptr(b))
+/// A range of bytes in one of the memories of a program; comparable while the memory is alive.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct MemoryPlace {
+    /// 0 for memory of the host, else the allocation.
+    space: usize,
+    bytes: Range<u64>,
+}
+
+impl MemoryPlace {
+    /// How many bytes two places share.
+    pub fn overlap(&self, other: &Self) -> u64 {
+        if self.space != other.space {
+            return 0;
+        }
+        let end = self.bytes.end.min(other.bytes.end);
+        end.saturating_sub(self.bytes.start.max(other.bytes.start))
+    }
 }
 
 impl From<Arc<dyn Buffer>> for BufferView {

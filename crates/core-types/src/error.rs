@@ -110,6 +110,14 @@ pub enum AllocError {
         /// What the device has in all.
         capacity: Bytes,
     },
+    /// The host has less memory than that, whatever the device could hold.
+    #[error("the host cannot give {device} {requested}")]
+    HostOutOfMemory {
+        /// The device asked.
+        device: DeviceId,
+        /// The size asked for.
+        requested: Bytes,
+    },
     /// The device has no memory of this kind.
     #[error("{device} has no {kind} memory")]
     UnsupportedKind {
@@ -578,7 +586,7 @@ impl AllocError {
     pub fn class(&self) -> ErrorClass {
         match self {
             Self::ZeroSize { .. } | Self::CannotImport { .. } => ErrorClass::Usage,
-            Self::OutOfMemory { .. } => ErrorClass::Exhausted,
+            Self::OutOfMemory { .. } | Self::HostOutOfMemory { .. } => ErrorClass::Exhausted,
             Self::UnsupportedKind { .. } => ErrorClass::Unsupported,
             Self::Failed(failure) => failure.class(),
             Self::Driver(_) => ErrorClass::Internal,

@@ -295,6 +295,11 @@ impl KernelCode {
             }
             contract.check(limits)?;
         }
+        for (position, (name, _)) in self.functions.iter().enumerate() {
+            if self.functions[..position].iter().any(|(earlier, _)| earlier == name) {
+                return Err(LoadError::DuplicateKernel { name: name.clone() });
+            }
+        }
         Ok(())
     }
 

@@ -39,7 +39,7 @@ mod timeline;
 mod unit;
 
 pub use access::Access;
-pub use buffer::{Buffer, BufferDesc, BufferView, HostMapping, MemoryKind};
+pub use buffer::{Buffer, BufferDesc, BufferView, HostMapping, MemoryKind, MemoryPlace};
 pub use deadline::Deadline;
 pub use device::{
     Backend, Device, DeviceInfo, DeviceKind, Features, HostImport, HostMemory, Limits, Links, MemoryUsage,

@@ -1,6 +1,11 @@
 //! The host's side of a timeline semaphore, which every backend builds its own upon.
 
-use std::{fmt, sync::Arc, task::Waker};
+use std::{
+    fmt,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::Arc,
+    task::Waker,
+};
 
 use crate::{
     Deadline, Failure, SignalError, WaitError,
@@ -109,7 +114,7 @@ impl Timeline {
         self.end_waiting(wakers.len());
         drop(state);
         self.changed.notify_all();
-        wakers.into_iter().for_each(|(_, waker)| waker.wake());
+        wakers.into_iter().for_each(|(_, waker)| wake(waker));
     }
 
     /// Blocks until `value` is reached. See [`crate::Semaphore::wait`].
@@ -167,7 +172,7 @@ impl Timeline {
         }
         self.end_waiting(1);
         drop(state);
-        waker.wake();
+        wake(waker);
     }
 
     fn wake_reached(&self) {
@@ -179,7 +184,7 @@ impl Timeline {
         drop(state);
         self.changed.notify_all();
         // Outside the lock: a waker may run code that comes back here.
-        due.into_iter().for_each(Waker::wake);
+        due.into_iter().for_each(wake);
     }
 
     fn begin_waiting(&self) {
@@ -196,6 +201,14 @@ impl Timeline {
     fn lock(&self) -> MutexGuard<'_, State> {
         // No code of others runs under the lock, so a poisoned one still guards a whole state.
         self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}
+
+/// Wakes, and keeps a panic of the program's own waker from the work that happened to raise the value.
+fn wake(waker: Waker) {
+    if let Err(payload) = catch_unwind(AssertUnwindSafe(|| waker.wake())) {
+        // Dropping a payload may panic as well.
+        std::mem::forget(payload);
     }
 }
 
@@ -304,6 +317,23 @@ mod tests {
         assert_eq!((early.get(), late.get()), (1, 1));
         timeline.wake_when(2, Arc::clone(&late).into());
         assert_eq!(late.get(), 2);
+    }
+
+    #[test]
+    fn a_waker_that_panics_harms_nobody() {
+        struct Panics;
+
+        impl Wake for Panics {
+            fn wake(self: Arc<Self>) {
+                panic!("a waker that panics");
+            }
+        }
+
+        let (timeline, count) = (Timeline::new(0), Arc::new(Count::default()));
+        timeline.wake_when(1, Arc::new(Panics).into());
+        timeline.wake_when(1, Arc::clone(&count).into());
+        assert_eq!(timeline.raise(1), 0);
+        assert_eq!(count.get(), 1);
     }
 
     #[test]

@@ -8,6 +8,9 @@ use warpweft_core_types::{
 
 use crate::HostBackend;
 
+/// No link of a machine is slower, and clocks do not overflow on it.
+const LONGEST_LATENCY: Duration = Duration::from_secs(60 * 60);
+
 /// One device to make.
 #[derive(Debug, Clone, PartialEq)]
 pub struct HostDeviceConfig {
@@ -195,6 +198,13 @@ impl HostBuilder {
                 return Err(format!("device {ordinal} needs at least one worker and one byte of memory"));
             }
         }
+        for (ordinal, device) in self.devices.iter().enumerate() {
+            if let Some(uuid) = device.uuid
+                && self.devices[..ordinal].iter().any(|earlier| earlier.uuid == Some(uuid))
+            {
+                return Err(format!("device {ordinal} has the uuid {uuid} of an earlier one"));
+            }
+        }
         for (from, to, spec) in &self.links {
             self.check_link(*from, *to, spec)?;
         }
@@ -215,7 +225,13 @@ impl HostBuilder {
         if spec.link_count == 0 {
             return Err(format!("the link from {from:?} to {to:?} bonds no physical link"));
         }
-        let costed = spec.bandwidth.is_some_and(|b| b.gb_per_s > 0.0) && spec.latency.is_some();
+        if spec.bandwidth.is_some_and(|rate| !rate.gb_per_s.is_finite() || rate.gb_per_s <= 0.0) {
+            return Err(format!("the link from {from:?} to {to:?} has a bandwidth that is none"));
+        }
+        if spec.latency.is_some_and(|latency| latency > LONGEST_LATENCY) {
+            return Err(format!("the link from {from:?} to {to:?} has a latency above {LONGEST_LATENCY:?}"));
+        }
+        let costed = spec.bandwidth.is_some() && spec.latency.is_some();
         if self.delay && !costed {
             return Err(format!(
                 "links are delayed, so the one from {from:?} to {to:?} needs bandwidth and latency"
@@ -255,7 +271,12 @@ mod tests {
         refuse(two().link(a, a, spec), "itself");
         refuse(two().link(a, b, LinkSpec { link_count: 0, ..spec }), "no physical link");
         refuse(two().link(a, b, spec).delay_links(true), "needs bandwidth and latency");
-        refuse(two().link(a, b, spec.with_cost(0.0, Duration::ZERO)).delay_links(true), "bandwidth");
+        for rate in [0.0, -1.0, f64::NAN, f64::INFINITY] {
+            refuse(two().link(a, b, spec.with_cost(rate, Duration::ZERO)), "bandwidth");
+        }
+        refuse(two().link(a, b, spec.with_cost(1.0, Duration::MAX)), "latency");
+        let same = HostDeviceConfig { uuid: Some(DeviceUuid::from_bytes([1; 16])), ..Default::default() };
+        refuse(HostBackend::builder().devices(2, &same), "uuid");
     }
 
     #[test]

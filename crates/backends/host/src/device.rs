@@ -1,8 +1,11 @@
 //! A host device: the seam over an arena, an engine and a row of the link table.
 
-use std::sync::{
-    Arc, Mutex, PoisonError, Weak,
-    atomic::{AtomicU32, Ordering},
+use std::{
+    fmt,
+    sync::{
+        Arc, Mutex, PoisonError, Weak,
+        atomic::{AtomicU32, Ordering},
+    },
 };
 
 use warpweft_core_types::{
@@ -31,7 +34,6 @@ const LIMITS: Limits = Limits {
 };
 
 /// An open host device. Its threads end once it and all its queues and residents are dropped.
-#[derive(Debug)]
 pub(crate) struct HostDevice {
     info: DeviceInfo,
     features: Features,
@@ -104,6 +106,12 @@ pub(crate) fn info(id: DeviceId, config: &HostDeviceConfig) -> DeviceInfo {
         pci: config.pci,
         numa_node: config.numa_node,
         code_formats: FORMATS.to_vec(),
+    }
+}
+
+impl fmt::Debug for HostDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "HostDevice({})", self.id())
     }
 }
 

@@ -4,6 +4,7 @@ use std::{
     cmp::Reverse,
     collections::{BinaryHeap, VecDeque},
     io,
+    panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc, Condvar, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicUsize, Ordering},
@@ -36,13 +37,23 @@ pub(crate) enum Task {
 }
 
 impl Task {
+    /// Runs it. The thread survives whatever foreign code does: kernels and wakers are caught where they are
+    /// called, and what they own may still panic when it is dropped here.
     fn run(self) {
         let _busy = Busy::working();
-        match self {
+        guard(|| match self {
             Self::Queue(queue) => queue.run(),
             Self::Split(split) => split.work(),
             Self::Slice(resident, workgroup) => resident.run_slice(workgroup),
-        }
+        });
+    }
+}
+
+/// Calls code that may panic although nobody can do anything about it here.
+pub(crate) fn guard(body: impl FnOnce()) {
+    if let Err(payload) = catch_unwind(AssertUnwindSafe(body)) {
+        // Dropping a payload may panic as well.
+        std::mem::forget(payload);
     }
 }
 
@@ -66,6 +77,10 @@ struct State {
     pushed: u64,
     dozing: usize,
     asleep: usize,
+    /// Tasks that some thread, a waiter's included, runs now and that may add others.
+    in_hand: usize,
+    /// Threads that serve.
+    alive: usize,
     closed: bool,
 }
 
@@ -103,7 +118,7 @@ impl Engine {
             workers,
             ready: AtomicUsize::new(0),
             spinning: AtomicUsize::new(0),
-            state: Mutex::default(),
+            state: Mutex::new(State { alive: workers, ..State::default() }),
             changed: Condvar::new(),
         });
         for worker in 0..workers {
@@ -111,7 +126,7 @@ impl Engine {
             std::thread::Builder::new()
                 .name(format!("{name}/{worker}"))
                 .spawn(move || shared.serve())
-                .inspect_err(|_| engine.close())?;
+                .inspect_err(|_| engine.give_up(workers - worker))?;
         }
         Ok(engine)
     }
@@ -126,9 +141,14 @@ impl Engine {
         self.ready.load(Ordering::Relaxed) != 0
     }
 
-    /// Adds a task behind those that are ready.
+    /// Adds a task behind those that are ready. Once the device is closed and its last thread has ended,
+    /// nothing can be ready any more, and the task is dropped.
     pub(crate) fn push(&self, task: Task) {
         let mut state = self.lock();
+        if state.alive == 0 {
+            drop(state);
+            return guard(|| drop(task));
+        }
         state.tasks.push_back(task);
         state.pushed += 1;
         self.announce(&state);
@@ -140,7 +160,7 @@ impl Engine {
         state.later.push(Reverse(Later { due, task }));
         // A sleeper must learn of an earlier end of its sleep.
         if state.asleep > 0 {
-            self.changed.notify_one();
+            self.wake_sleeper(&state);
         }
     }
 
@@ -155,7 +175,22 @@ impl Engine {
         }
         let task = self.take(&mut state);
         drop(state);
-        task.map(Task::run).is_some()
+        task.map(|task| self.run(task)).is_some()
+    }
+
+    fn run(&self, task: Task) {
+        task.run();
+        let mut state = self.lock();
+        state.in_hand -= 1;
+        if state.closed && state.in_hand == 0 {
+            self.changed.notify_all();
+        }
+    }
+
+    /// Some threads could not be started.
+    fn give_up(&self, missing: usize) {
+        self.lock().alive -= missing;
+        self.close();
     }
 
     /// Lets the workers end once nothing is ready.
@@ -168,7 +203,7 @@ impl Engine {
     fn serve(&self) {
         loop {
             while let Some(task) = self.next() {
-                task.run();
+                self.run(task);
             }
             if !self.spin() && !self.doze() && !self.sleep() {
                 return;
@@ -217,7 +252,8 @@ impl Engine {
         if !state.tasks.is_empty() {
             return true;
         }
-        if state.closed && state.later.is_empty() {
+        if state.closed && state.later.is_empty() && state.in_hand == 0 {
+            state.alive -= 1;
             return false;
         }
         state.asleep += 1;
@@ -248,6 +284,7 @@ impl Engine {
 
     fn take(&self, state: &mut State) -> Option<Task> {
         let task = state.tasks.pop_front()?;
+        state.in_hand += 1;
         self.ready.store(state.tasks.len(), Ordering::Relaxed);
         Some(task)
     }
@@ -259,6 +296,15 @@ impl Engine {
         self.ready.store(state.tasks.len(), Ordering::SeqCst);
         let attentive = state.dozing + self.spinning.load(Ordering::SeqCst);
         if state.asleep > 0 && state.tasks.len() > attentive {
+            self.wake_sleeper(state);
+        }
+    }
+
+    /// One notification could go to a thread that only dozes.
+    fn wake_sleeper(&self, state: &State) {
+        if state.dozing > 0 {
+            self.changed.notify_all();
+        } else {
             self.changed.notify_one();
         }
     }

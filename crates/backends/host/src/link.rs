@@ -15,6 +15,9 @@ use warpweft_core_types::{
 
 use crate::config::{HostBuilder, LinkSpec, Place};
 
+/// What every transfer over a delayed link is cut to.
+const LONGEST_TRANSFER: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+
 /// The directed links of one backend, shared by its devices.
 #[derive(Debug)]
 pub(crate) struct LinkTable {
@@ -45,8 +48,8 @@ impl Link {
         let now = Instant::now();
         let mut free_at = self.free_at.lock().unwrap_or_else(PoisonError::into_inner);
         let start = free_at.map_or(now, |free| free.max(now));
-        // A transfer of years is as good as one that never ends.
-        let end = start.checked_add(streaming).unwrap_or(start);
+        // A transfer of a year is as good as one that never ends, and the clock does not overflow on it.
+        let end = (start + streaming.min(LONGEST_TRANSFER)).min(now + LONGEST_TRANSFER);
         *free_at = Some(end);
         end + self.spec.latency.unwrap_or_default()
     }

@@ -44,7 +44,8 @@ impl Arena {
             return Err(AllocError::ZeroSize { device: self.device });
         }
         let share = self.reserve(desc.size)?;
-        let block = Block::zeroed(desc.size).ok_or_else(|| self.out_of_memory(desc.size))?;
+        let no_block = AllocError::HostOutOfMemory { device: self.device, requested: Bytes(desc.size) };
+        let block = Block::zeroed(desc.size).ok_or(no_block)?;
         Ok(HostBuffer {
             device: self.device,
             base: block.base,

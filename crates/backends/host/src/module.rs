@@ -15,7 +15,7 @@ use warpweft_core_types::{
     WORKGROUP_ABI, WorkId, Workgroup,
 };
 
-use crate::memory::Span;
+use crate::{engine::guard, memory::Span};
 
 /// The forms of code that run on the host, preferred first.
 pub(crate) const FORMATS: &[CodeFormat] = &[CodeFormat::HostFunction, CodeFormat::HostLibrary];
@@ -305,8 +305,11 @@ impl HostKernel {
                 // launch, whose memory nobody references, and its context is the source it names.
                 let workgroup = unsafe { Workgroup::from_raw(raw) };
                 // A kernel's state is in its buffers; a panic leaves nothing half-changed but those.
-                catch_unwind(AssertUnwindSafe(|| function.call(&workgroup)))
-                    .map_err(|payload| Fault::Panic(panic_text(payload.as_ref())))
+                catch_unwind(AssertUnwindSafe(|| function.call(&workgroup))).map_err(|payload| {
+                    let text = panic_text(payload.as_ref());
+                    guard(|| drop(payload));
+                    Fault::Panic(text)
+                })
             }
             // SAFETY: the entry has this type and keeps to its contract (`KernelCode::with_foreign`), the
             // library stays mapped while `self` lives, and `raw` is as in the other arm.

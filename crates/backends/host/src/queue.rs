@@ -2,6 +2,7 @@
 
 use std::{
     collections::VecDeque,
+    fmt,
     sync::{Arc, Mutex, MutexGuard},
     task::{Wake, Waker},
     time::{Duration, Instant},
@@ -15,7 +16,7 @@ use warpweft_core_types::{
 
 use crate::{
     device::HostDevice,
-    engine::{Engine, Task},
+    engine::{Engine, Task, guard},
     link::LinkTable,
     memory::{self, Span},
     module::{HostLaunch, NeverYield},
@@ -28,11 +29,16 @@ const COPY_PART: usize = 1 << 20;
 /// A copy is shared between workers from this size on.
 const SHARED_COPY: usize = 4 << 20;
 
+/// What each operation and each submission takes at least.
+const PER_OP: Duration = Duration::from_micros(1);
+
+/// A waiter does not look at longer submissions.
+const QUICK_OPS: usize = 64;
+
 /// The longest that a workgroup of a brief kernel takes.
 const BRIEF: Duration = Duration::from_micros(20);
 
 /// A queue's state and work, kept alive by whoever may still have to run it.
-#[derive(Debug)]
 pub(crate) struct QueueCore {
     id: QueueId,
     capacity: usize,
@@ -96,14 +102,15 @@ impl State {
 }
 
 impl Job {
-    /// A point that is not reached yet, or the failure that makes the job pointless.
-    fn obstacle(&self) -> Result<Option<&SemaphorePoint>, Arc<Failure>> {
+    /// The points that are not reached yet, or the failure that makes the job pointless.
+    fn obstacles(&self) -> Result<SmallVec<[SemaphorePoint; 2]>, Arc<Failure>> {
+        let mut unmet = SmallVec::new();
         for point in &self.waits {
             if !point.poll()? {
-                return Ok(Some(point));
+                unmet.push(point.clone());
             }
         }
-        Ok(None)
+        Ok(unmet)
     }
 
     fn fail(&self, failure: &Arc<Failure>) {
@@ -179,50 +186,60 @@ impl QueueCore {
         }
     }
 
-    /// Puts the queue in the engine's list if its first job is ready, else leaves a waker with what it
-    /// waits for. Also fails jobs whose waits have failed.
+    /// Puts the queue in the engine's list if its first job is ready or pointless, else leaves a waker with
+    /// all that it waits for. Runs no code of others.
     fn schedule(self: &Arc<Self>, mut state: MutexGuard<'_, State>) {
         if state.phase != Phase::Idle {
             return;
         }
-        let obstacle = match state.jobs.front().map(Job::obstacle) {
-            None => return,
-            Some(Err(failure)) => return self.fail(state, &failure),
-            Some(Ok(None)) => None,
-            Some(Ok(Some(point))) => Some(point.clone()),
-        };
-        let Some(point) = obstacle else {
+        let Some(job) = state.jobs.front() else { return };
+        let obstacles = job.obstacles().unwrap_or_default();
+        if obstacles.is_empty() || state.closing {
             state.phase = Phase::Scheduled;
             drop(state);
-            self.engine.push(Task::Queue(Arc::clone(self)));
-            return;
-        };
-        if state.closing {
-            let failure = Arc::new(Failure::Abandoned { device: self.id.device });
-            return self.fail(state, &failure);
+            return self.engine.push(Task::Queue(Arc::clone(self)));
         }
         drop(state);
-        // Outside the lock: the semaphore may call back at once.
-        point.semaphore.wake_when(point.value, Waker::from(Arc::clone(self)));
+        // Outside the lock: a semaphore may call back at once.
+        for point in obstacles {
+            point.semaphore.wake_when(point.value, Waker::from(Arc::clone(self)));
+        }
     }
 
     /// Fails everything the queue holds and will be given.
     fn fail(&self, mut state: MutexGuard<'_, State>, failure: &Arc<Failure>) {
         state.failure.get_or_insert_with(|| Arc::clone(failure));
         let jobs = std::mem::take(&mut state.jobs);
+        state.phase = Phase::Idle;
         drop(state);
-        // Outside the lock: failing a semaphore wakes others, and dropping jobs frees buffers.
-        jobs.iter().for_each(|job| job.fail(failure));
+        // Outside the lock: failing a semaphore wakes others, and dropping jobs frees what programs own.
+        for job in jobs {
+            job.fail(failure);
+            guard(|| drop(job));
+        }
     }
 
-    /// Runs the first job, then gives the thread back to the engine's list.
+    /// Takes the first job if it is ready, runs it, then gives the thread back to the engine's list.
     pub(crate) fn run(self: &Arc<Self>) {
         let mut state = self.lock();
-        state.phase = Phase::Running;
-        let Some(mut job) = state.jobs.pop_front() else {
-            state.phase = Phase::Idle;
-            return;
+        state.phase = Phase::Idle;
+        let ready = state.jobs.front().map(Job::obstacles);
+        let mut job = match ready {
+            None => return,
+            Some(Err(failure)) => return self.fail(state, &failure),
+            Some(Ok(obstacles)) if !obstacles.is_empty() => {
+                if state.closing {
+                    let failure = Arc::new(Failure::Abandoned { device: self.id.device });
+                    return self.fail(state, &failure);
+                }
+                return self.schedule(state);
+            }
+            Some(Ok(_)) => match state.jobs.pop_front() {
+                None => return,
+                Some(job) => job,
+            },
         };
+        state.phase = Phase::Running;
         drop(state);
         match self.execute(&mut job) {
             Outcome::Done => {
@@ -230,7 +247,7 @@ impl QueueCore {
                 for point in &job.signals {
                     raise(point);
                 }
-                drop(job);
+                guard(|| drop(job));
                 self.go_on();
             }
             Outcome::Pause(due) => {
@@ -243,7 +260,6 @@ impl QueueCore {
             Outcome::Failed(failure) => {
                 // The queue fails first: whoever hears of the failure must find that it takes no more.
                 let mut state = self.lock();
-                state.phase = Phase::Idle;
                 state.jobs.push_front(job);
                 self.fail(state, &failure);
             }
@@ -315,8 +331,12 @@ impl QueueCore {
     pub(crate) fn is_quick(&self, remaining: Duration) -> bool {
         let state = self.lock();
         let Some(job) = state.jobs.front() else { return false };
-        let cost = job.ops[job.next..].iter().map(quick_time).sum::<Option<Duration>>();
-        cost.is_some_and(|cost| cost <= remaining / 4)
+        let ops = &job.ops[job.next..];
+        if ops.len() > QUICK_OPS {
+            return false;
+        }
+        let cost = ops.iter().map(quick_time).sum::<Option<Duration>>();
+        cost.is_some_and(|cost| cost + PER_OP <= remaining / 4)
     }
 
     /// The device goes away: what is ready still runs, what waits is abandoned.
@@ -332,17 +352,29 @@ impl QueueCore {
     }
 }
 
+impl fmt::Debug for QueueCore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "QueueCore({})", self.id)
+    }
+}
+
 impl Wake for QueueCore {
+    /// Only puts the queue in the engine's list: whoever wakes may be deep in a chain of queues that wake
+    /// each other, and must not run the rest of it on its own stack.
     fn wake(self: Arc<Self>) {
-        let state = self.lock();
-        self.schedule(state);
+        let mut state = self.lock();
+        if state.phase == Phase::Idle && !state.jobs.is_empty() {
+            state.phase = Phase::Scheduled;
+            drop(state);
+            self.engine.push(Task::Queue(Arc::clone(&self)));
+        }
     }
 }
 
 /// How long an operation takes at most on a slow core that does nothing else; `None` if nobody knows.
 fn quick_time(op: &HostOp) -> Option<Duration> {
     // A few bytes a nanosecond.
-    let copy_time = |operand: &Operand| Some(Duration::from_nanos(operand.view.size() / 4));
+    let copy_time = |operand: &Operand| Some(PER_OP + Duration::from_nanos(operand.view.size() / 4));
     match op {
         HostOp::Copy { dst, .. } | HostOp::Fill { dst, .. } => copy_time(dst),
         HostOp::Launch(launch) if launch.contract().brief => {
@@ -395,10 +427,15 @@ fn find_view(
 }
 
 /// The user's handle of a queue. It keeps the device open.
-#[derive(Debug)]
 pub(crate) struct HostQueue {
     pub(crate) core: Arc<QueueCore>,
     pub(crate) _device: Arc<HostDevice>,
+}
+
+impl fmt::Debug for HostQueue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "HostQueue({})", self.core.id)
+    }
 }
 
 impl Queue for HostQueue {

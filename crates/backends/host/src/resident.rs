@@ -19,6 +19,9 @@ use crate::{
     module::{HostLaunch, YieldSource},
 };
 
+/// How long workgroups have to leave after others did not check in.
+const CHECK_OUT: Duration = Duration::from_secs(1);
+
 /// How long a workgroup rests after it found nothing to do.
 const IDLE_REST: Duration = Duration::from_micros(50);
 
@@ -161,6 +164,8 @@ impl ResidentCore {
         let started = started(&state);
         drop(state);
         self.give(Order::Stop);
+        // Those that did start end at their next message boundary; one that does not is named instead.
+        self.wait_outside(Deadline::within(CHECK_OUT))?;
         let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
         Err(ResidentError::NotResident {
             kernel: self.name(),

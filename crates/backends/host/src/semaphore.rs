@@ -37,7 +37,7 @@ impl HostSemaphore {
                 Task::Queue(queue) => queue.is_quick(deadline.remaining()),
                 Task::Split(_) | Task::Slice(..) => false,
             };
-            while !self.is_settled(value) && engine.help(quick) {}
+            while !self.is_settled(value) && !deadline.is_past() && engine.help(quick) {}
         }
         spin_until(Spinner::Waiter, || self.timeline.value() >= value || deadline.is_past());
     }

@@ -3,10 +3,9 @@
 use std::{
     fmt,
     sync::{
-        Arc, OnceLock,
+        Arc, Condvar, Mutex, OnceLock, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
-    thread::Thread,
 };
 
 use warpweft_core_types::Failure;
@@ -23,7 +22,8 @@ pub(crate) struct Split {
     taken: AtomicU64,
     done: AtomicU64,
     failure: OnceLock<Arc<Failure>>,
-    owner: Thread,
+    /// Signalled with the last part.
+    ended: (Mutex<bool>, Condvar),
 }
 
 impl Split {
@@ -40,7 +40,7 @@ impl Split {
             taken: AtomicU64::new(0),
             done: AtomicU64::new(0),
             failure: OnceLock::new(),
-            owner: std::thread::current(),
+            ended: Default::default(),
         });
         let helpers = (engine.workers() - 1).min(usize::try_from(parts - 1).unwrap_or(usize::MAX));
         for _ in 0..helpers {
@@ -66,7 +66,8 @@ impl Split {
             }
             // Release: pairs with the owner's acquire, so that it sees what every part wrote.
             if self.done.fetch_add(1, Ordering::Release) + 1 == self.parts {
-                self.owner.unpark();
+                *self.ended.0.lock().unwrap_or_else(PoisonError::into_inner) = true;
+                self.ended.1.notify_all();
             }
         }
     }
@@ -75,8 +76,9 @@ impl Split {
     fn finish(&self) -> Result<(), Arc<Failure>> {
         let all_done = || self.done.load(Ordering::Acquire) == self.parts;
         if !spin_until(Spinner::Waiter, all_done) {
-            while !all_done() {
-                std::thread::park();
+            let mut ended = self.ended.0.lock().unwrap_or_else(PoisonError::into_inner);
+            while !*ended {
+                ended = self.ended.1.wait(ended).unwrap_or_else(PoisonError::into_inner);
             }
         }
         self.failure.get().map_or(Ok(()), |failure| Err(Arc::clone(failure)))

@@ -9,7 +9,7 @@ use crate::TransferError;
 /// How a [`Transfer`](crate::Transfer) cuts copies into chunks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TransferConfig {
-    /// Size of a chunk on routes that pass through memory between source and destination.
+    /// Size of a chunk on routes that pass through memory between source and destination, at most 1 TiB.
     pub chunk: Bytes,
     /// Chunks that fit between two hops: the pipeline's depth, at least 1. Two let both hops move at once.
     pub slots: u32,
@@ -28,10 +28,16 @@ impl Default for TransferConfig {
 }
 
 impl TransferConfig {
+    /// Beyond any memory, and far from overflow.
+    const LARGEST: Bytes = Bytes::gib(1024);
+
     pub(crate) fn check(&self) -> Result<(), TransferError> {
         let invalid = |reason: &str| Err(TransferError::InvalidConfig { reason: reason.to_owned() });
         if self.chunk.0 == 0 || self.direct_chunk.0 == 0 {
             return invalid("chunks must hold at least one byte");
+        }
+        if self.chunk > Self::LARGEST {
+            return invalid("chunks must not exceed 1 TiB");
         }
         if self.slots == 0 {
             return invalid("there must be at least one slot");

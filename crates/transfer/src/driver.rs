@@ -30,6 +30,8 @@ pub(crate) struct Job {
     pub(crate) permit: Option<Permit>,
     pub(crate) ahead: u64,
     pub(crate) time_limit: Option<Duration>,
+    /// When the limit is over.
+    pub(crate) due: Option<Instant>,
 }
 
 /// Stands between a copy and what it waits for, so that the copy can be kept from starting.
@@ -145,11 +147,23 @@ impl Loop {
                 Ok(Message::Start(id, job)) => self.start(id, *job),
                 Ok(Message::Look(id)) => self.step(id, None),
                 Ok(Message::Cancel(id)) => self.step(id, Some(Event::Cancel)),
-                Ok(Message::Close) => self.closed = true,
+                Ok(Message::Close) => self.close(),
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return,
             }
         }
+    }
+
+    /// Copies that are under way go on; those that still wait for other work, which may never come, end.
+    fn close(&mut self) {
+        self.closed = true;
+        self.active.retain(|_, active| {
+            let abandoned = active.waits_for_others();
+            if abandoned {
+                active.finish(&Outcome::Failed(Arc::new(Failure::Cancelled)));
+            }
+            !abandoned
+        });
     }
 
     fn next(&self, receiver: &Receiver<Message>) -> Result<Message, RecvTimeoutError> {
@@ -166,10 +180,16 @@ impl Loop {
     }
 
     fn step(&mut self, id: JobId, event: Option<Event>) {
-        if let Some(active) = self.active.get_mut(&id)
-            && active.step(event)
-        {
-            self.active.remove(&id);
+        let Some(active) = self.active.get_mut(&id) else { return };
+        match active.step(event) {
+            Progress::Waits => {}
+            Progress::HasMore => {
+                // The others have their turn first.
+                let _ended = self.wakers.send(Message::Look(id));
+            }
+            Progress::Ended => {
+                self.active.remove(&id);
+            }
         }
     }
 
@@ -186,6 +206,14 @@ impl Loop {
             self.step(id, Some(Event::TimeUp { limit }));
         }
     }
+}
+
+/// How far a step brought a copy.
+enum Progress {
+    /// It was registered with what it waits for.
+    Waits,
+    HasMore,
+    Ended,
 }
 
 /// Tells the driver to look at a job again.
@@ -222,15 +250,21 @@ impl Active {
         watched.dedup();
         Self {
             machine: CopyMachine::new(job.plan.chunk_count(), job.ahead, job.plan.slots, hops, processors),
-            due: job.time_limit.and_then(|limit| Instant::now().checked_add(limit)),
+            due: job.due,
             watched,
             waker,
             job,
         }
     }
 
-    /// Goes as far as it can without waiting; whether the copy has ended.
-    fn step(&mut self, event: Option<Event>) -> bool {
+    /// Whether the copy has not begun because of work that is not its own.
+    fn waits_for_others(&self) -> bool {
+        let after = self.job.permit.as_ref().map_or(&self.job.after, |permit| &permit.after);
+        after.iter().any(|point| matches!(point.poll(), Ok(false)))
+    }
+
+    /// Goes on without waiting, by at most one chunk that this thread copies itself.
+    fn step(&mut self, event: Option<Event>) -> Progress {
         if let Some(event) = event {
             self.machine.handle(event);
         }
@@ -238,16 +272,19 @@ impl Active {
         while let Some(action) = self.machine.poll_action() {
             match action {
                 Action::Submit { chunk } => self.submit(chunk),
-                Action::Bridge { hop, chunk } => self.bridge(hop, chunk),
+                Action::Bridge { hop, chunk } => {
+                    self.bridge(hop, chunk);
+                    return Progress::HasMore;
+                }
                 Action::Abort(failure) => self.abort(&failure),
                 Action::Finish(outcome) => {
                     self.finish(&outcome);
-                    return true;
+                    return Progress::Ended;
                 }
             }
         }
         self.watch();
-        false
+        Progress::Waits
     }
 
     fn observe(&mut self) {

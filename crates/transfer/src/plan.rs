@@ -1,10 +1,8 @@
 //! A route made concrete: who copies what into which memory.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
-use warpweft_core_types::{
-    BufferDesc, BufferView, Device, DeviceId, HostMemory, MemoryKind, RangeError, SemaphorePoint,
-};
+use warpweft_core_types::{BufferDesc, BufferView, Device, DeviceId, HostMemory, MemoryKind, RangeError};
 
 use crate::{
     TransferConfig, TransferError,
@@ -46,11 +44,18 @@ pub(crate) struct Plan {
     pub(crate) hops: Vec<Hop>,
     pub(crate) chunk_bytes: u64,
     pub(crate) slots: u64,
+    /// Chunks that went through the slots before this copy's first one.
+    origin: u64,
 }
 
 impl Plan {
     pub(crate) fn chunk_count(&self) -> u64 {
         self.src.size().div_ceil(self.chunk_bytes)
+    }
+
+    /// Whether the slot of a chunk held another before.
+    pub(crate) fn reuses_slot(&self, chunk: u64) -> bool {
+        self.origin + chunk >= self.slots
     }
 
     /// Whether a processor has to take part, so that the devices cannot do it alone.
@@ -65,7 +70,7 @@ impl Plan {
         let view = |place: &Place| match place {
             Place::Source => self.src.slice(range.clone()),
             Place::Destination => self.dst.slice(range.clone()),
-            Place::Slots(slots) => slot(slots, chunk).slice(0..range.end - range.start),
+            Place::Slots(slots) => slot(slots, self.origin + chunk).slice(0..range.end - range.start),
         };
         Ok((view(&self.hops[hop].from)?, view(&self.hops[hop].to)?))
     }
@@ -80,7 +85,11 @@ fn slot(slots: &[BufferView], chunk: u64) -> &BufferView {
 
 /// Memory at every stop between source and destination of one route.
 #[derive(Debug, Clone)]
-pub(crate) struct Stages(Vec<Stage>);
+pub(crate) struct Stages {
+    stages: Vec<Stage>,
+    slot_bytes: u64,
+    slots: u32,
+}
 
 #[derive(Debug, Clone)]
 struct Stage {
@@ -92,17 +101,34 @@ struct Stage {
 }
 
 impl Stages {
-    fn allocate(devices: &Devices, route: &Route, config: &TransferConfig) -> Result<Self, TransferError> {
-        let stages = route.stops.array_windows().map(|stops| Stage::allocate(devices, *stops, config));
-        stages.collect::<Result<_, _>>().map(Self)
+    /// Memory for copies of `size` bytes and less: no more of it than such a copy can use.
+    pub(crate) fn allocate(
+        devices: &Devices,
+        route: &Route,
+        size: u64,
+        config: &TransferConfig,
+    ) -> Result<Self, TransferError> {
+        let slot_bytes = config.chunk.0.min(size.next_power_of_two());
+        let slots = u32::try_from(size.div_ceil(slot_bytes)).unwrap_or(u32::MAX).min(config.slots);
+        let stage = |stops: &[Stop; 3]| Stage::allocate(devices, *stops, slot_bytes, slots);
+        let stages = route.stops.array_windows().map(stage).collect::<Result<_, _>>()?;
+        Ok(Self { stages, slot_bytes, slots })
+    }
+
+    /// Whether a copy of `size` bytes can use this memory as well as any.
+    pub(crate) fn suit(&self, size: u64, config: &TransferConfig) -> bool {
+        let large_enough = self.slot_bytes == config.chunk.0 || self.slot_bytes >= size;
+        large_enough
+            && u64::from(self.slots.min(config.slots))
+                >= size.div_ceil(self.slot_bytes).min(config.slots.into())
     }
 
     /// The hops of a route over this memory.
-    fn hops(&self, devices: &Devices, route: &Route) -> Vec<Hop> {
+    pub(crate) fn hops(&self, devices: &Devices, route: &Route) -> Vec<Hop> {
         let mut hops = Vec::new();
         let mut from = Place::Source;
         let mut runners = route.stops.array_windows().map(|&[from, to]| runner(devices, from, to));
-        for (stage, runner) in self.0.iter().zip(&mut runners) {
+        for (stage, runner) in self.stages.iter().zip(&mut runners) {
             let to = Place::Slots(Arc::clone(&stage.written));
             hops.push(Hop { runner, from, to: to.clone() });
             from = Place::Slots(Arc::clone(&stage.read));
@@ -121,13 +147,14 @@ impl Stage {
     fn allocate(
         devices: &Devices,
         [before, at, after]: [Stop; 3],
-        config: &TransferConfig,
+        slot_bytes: u64,
+        count: u32,
     ) -> Result<Self, TransferError> {
         let size = match (at, after) {
-            (Stop::Host, Stop::Device(reader)) => importable(devices.get(reader)?, config.chunk.0),
-            _ => config.chunk.0,
+            (Stop::Host, Stop::Device(reader)) => importable(devices.get(reader)?, slot_bytes),
+            _ => slot_bytes,
         };
-        let slots = |device, kind| slots(devices.get(device)?, kind, size, config.slots);
+        let slots = |device, kind| slots(devices.get(device)?, kind, size, count);
         match (before, at, after) {
             (Stop::Device(writer), Stop::Host, Stop::Device(reader)) => {
                 let written = slots(writer, MemoryKind::HostVisible)?;
@@ -200,59 +227,23 @@ fn local_runner(route: &Route) -> Runner {
     }
 }
 
-/// Stages that were used and may be used again, for one route.
-#[derive(Debug, Default)]
-pub(crate) struct StagePool {
-    idle: Mutex<Vec<(Stages, SemaphorePoint)>>,
-}
-
-/// Sets of stages kept for one route; more are allocated when as many copies run at once, then freed.
-const KEPT_STAGES: usize = 4;
-
-impl StagePool {
-    /// Stages whose last user has finished, or new ones.
-    pub(crate) fn lease(
-        &self,
-        devices: &Devices,
-        route: &Route,
-        config: &TransferConfig,
-    ) -> Result<Stages, TransferError> {
-        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
-        // Memory of a failed copy may still be touched; dropping it here leaves it to the devices.
-        idle.retain(|(_, user)| user.poll().is_ok());
-        let finished = idle.iter().position(|(_, user)| user.poll().is_ok_and(|reached| reached));
-        let Some(position) = finished else {
-            drop(idle);
-            return Stages::allocate(devices, route, config);
-        };
-        Ok(idle.swap_remove(position).0)
-    }
-
-    /// Takes stages back; they are free once `user` is reached.
-    pub(crate) fn give_back(&self, stages: Stages, user: SemaphorePoint) {
-        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
-        if !stages.0.is_empty() && idle.len() < KEPT_STAGES {
-            idle.push((stages, user));
-        }
-    }
-}
-
 impl Plan {
-    /// Makes a copy over `route` concrete.
+    /// Makes a copy over `route` concrete. `origin` chunks went through the stages before.
     pub(crate) fn new(
-        devices: &Devices,
-        route: &Route,
+        hops: Vec<Hop>,
         stages: &Stages,
         (src, dst): (&BufferView, &BufferView),
+        origin: u64,
         config: &TransferConfig,
     ) -> Self {
-        let direct = stages.0.is_empty();
+        let direct = stages.stages.is_empty();
         Self {
             src: src.clone(),
             dst: dst.clone(),
-            hops: stages.hops(devices, route),
-            chunk_bytes: if direct { config.direct_chunk.0 } else { config.chunk.0 },
-            slots: if direct { u64::MAX } else { u64::from(config.slots) },
+            hops,
+            chunk_bytes: if direct { config.direct_chunk.0 } else { stages.slot_bytes },
+            slots: if direct { u64::MAX } else { u64::from(stages.slots) },
+            origin,
         }
     }
 }

@@ -6,7 +6,7 @@ use std::{
         Arc, Mutex, OnceLock, PoisonError, RwLock,
         atomic::{AtomicU64, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use warpweft_core_types::{
@@ -18,8 +18,8 @@ use crate::{
     CopyHandle, CopyOptions, Route, RouteKind, TransferConfig, TransferError,
     devices::Devices,
     driver::{Canceller, Driver, Job, Permit},
-    lanes::{Lane, SharedLanes, dedicated, submit_chunk},
-    plan::{Plan, StagePool},
+    lanes::{self, Lane, submit_chunk},
+    plan::{Plan, Stages},
     route::{Network, Stop},
 };
 
@@ -33,16 +33,47 @@ pub struct Transfer {
     network: Network,
     config: TransferConfig,
     routes: RwLock<HashMap<(DeviceId, DeviceId), Arc<Planned>>>,
-    lanes: Mutex<SharedLanes>,
     driver: OnceLock<Driver>,
     next_job: AtomicU64,
 }
 
-/// A route with the memory it needs.
+/// A route, and what copies over it share.
 #[derive(Debug)]
 struct Planned {
     route: Arc<Route>,
-    pool: StagePool,
+    pair: Mutex<Pair>,
+}
+
+/// What the copies between two devices share. It belongs to this pair alone, so that no copy waits for
+/// devices that are none of its business.
+#[derive(Debug, Default)]
+struct Pair {
+    line: Option<Line>,
+    /// The end of the last copy that keeps the order.
+    tail: Option<Tail>,
+}
+
+/// Lanes that stay open, with the memory between their hops.
+#[derive(Debug)]
+struct Line {
+    lanes: Vec<Lane>,
+    stages: Stages,
+    /// Chunks that went through the stages.
+    passed: u64,
+}
+
+#[derive(Debug)]
+struct Tail {
+    point: SemaphorePoint,
+    /// It runs on the pair's line, whose queues keep the order by themselves.
+    in_line: bool,
+}
+
+impl Tail {
+    /// The point, as long as something still has to come behind it.
+    fn pending(&self) -> Option<&SemaphorePoint> {
+        matches!(self.point.poll(), Ok(false)).then_some(&self.point)
+    }
 }
 
 impl Transfer {
@@ -62,7 +93,6 @@ impl Transfer {
             devices,
             config,
             routes: RwLock::default(),
-            lanes: Mutex::default(),
             driver: OnceLock::new(),
             next_job: AtomicU64::new(0),
         })
@@ -102,56 +132,104 @@ impl Transfer {
         dst: &BufferView,
         options: CopyOptions,
     ) -> Result<CopyHandle, TransferError> {
-        CopyRegion::new(src, dst)?;
+        let due = options.time_limit.and_then(|limit| Instant::now().checked_add(limit));
+        let region = CopyRegion::new(src, dst)?;
         let planned = self.planned(src.device(), dst.device())?;
-        let stages = planned.pool.lease(&self.devices, &planned.route, &self.config)?;
-        let plan = Plan::new(&self.devices, &planned.route, &stages, (src, dst), &self.config);
         let span = tracing::debug_span!("copy", from = %src.device(), to = %dst.device(), bytes = src.size());
         let _entered = span.enter();
-        let started = Started {
-            route: actual_route(&planned.route, &plan),
-            chunks: plan.chunk_count(),
-            chunk_bytes: plan.chunk_bytes,
-            total: src.size(),
+        let unordered = due.is_some() || options.after.iter().any(|point| !matches!(point.poll(), Ok(true)));
+        if unordered {
+            return self.follow(&planned.route, region, options, due);
+        }
+        // Held while the copy is handed over: the next copy of the pair comes behind it.
+        let mut pair = planned.pair.lock().unwrap_or_else(PoisonError::into_inner);
+        let behind = pair.tail.as_ref().filter(|tail| tail.pending().is_some());
+        let line_is_behind = behind.is_some_and(|tail| !tail.in_line);
+        let handle = if line_is_behind || !self.fits_line(&planned.route, src.size()) {
+            let after = behind.map(|tail| tail.point.clone()).into_iter().collect();
+            self.follow(&planned.route, region, CopyOptions { after, time_limit: None }, None)?
+        } else {
+            self.hand_over(&planned.route, region, &mut pair)?
         };
-        let alone = options.time_limit.is_some()
-            || plan.needs_processor()
-            || started.chunks > u64::from(self.config.ahead)
-            || options.after.iter().any(|point| !matches!(point.poll(), Ok(true)));
-        let handle =
-            if alone { self.follow(plan, options, started) } else { self.hand_over(&plan, started) }?;
-        planned.pool.give_back(stages, handle.done());
+        pair.tail = Some(Tail { point: handle.done(), in_line: handle.canceller.is_none() });
         Ok(handle)
     }
 
+    /// Whether the devices can be handed a copy as a whole.
+    fn fits_line(&self, route: &Route, size: u64) -> bool {
+        let chunk = if route.stops.len() > 2 { self.config.chunk } else { self.config.direct_chunk };
+        route.kind != RouteKind::Staged && size.div_ceil(chunk.0) <= u64::from(self.config.ahead)
+    }
+
     /// Hands a whole copy to the devices.
-    fn hand_over(&self, plan: &Plan, started: Started) -> Result<CopyHandle, TransferError> {
-        let stops = &started.route.stops;
-        let mut shared = self.lanes.lock().unwrap_or_else(PoisonError::into_inner);
-        let lanes = shared.of(&self.devices, stops, plan)?;
-        for chunk in 0..started.chunks {
-            if let Err(error) = submit_chunk(plan, &lanes, chunk, &[]) {
-                shared.forget(stops);
+    fn hand_over(
+        &self,
+        route: &Arc<Route>,
+        region: CopyRegion<'_>,
+        pair: &mut Pair,
+    ) -> Result<CopyHandle, TransferError> {
+        let line = self.line(route, region, pair)?;
+        let hops = line.stages.hops(&self.devices, route);
+        let plan = Plan::new(hops, &line.stages, (region.src(), region.dst()), line.passed, &self.config);
+        let chunks = plan.chunk_count();
+        if plan.needs_processor() {
+            // The reader could not import the memory after all.
+            return self.follow(route, region, CopyOptions::default(), None);
+        }
+        line.lanes.iter().try_for_each(|lane| lane.check_room(chunks))?;
+        for chunk in 0..chunks {
+            if let Err(error) = submit_chunk(&plan, &line.lanes, chunk, &[]) {
+                // Counts may be wrong from here on, so the line is given up.
+                pair.line = None;
                 return Err(error);
             }
         }
-        shared.advance(stops, started.chunks);
-        drop(shared);
-        started.handle(&lanes, None)
+        let handle = handle(route, &plan, &line.lanes, None)?;
+        line.passed += chunks;
+        line.lanes.iter_mut().for_each(|lane| lane.advance(chunks));
+        Ok(handle)
     }
 
-    /// Leaves a copy to the driver.
+    /// The pair's line, made anew if it broke, with memory that suits the copy.
+    fn line<'p>(
+        &self,
+        route: &Route,
+        region: CopyRegion<'_>,
+        pair: &'p mut Pair,
+    ) -> Result<&'p mut Line, TransferError> {
+        let size = region.src().size();
+        let stages = || Stages::allocate(&self.devices, route, size, &self.config);
+        let usable = pair.line.take().filter(|line| !line.lanes.iter().any(Lane::is_broken));
+        let line = match usable {
+            Some(line) if line.stages.suit(size, &self.config) => line,
+            // Earlier copies keep the memory they use; this one begins with fresh slots.
+            Some(line) => Line { stages: stages()?, passed: 0, ..line },
+            None => {
+                let stages = stages()?;
+                let hops = stages.hops(&self.devices, route);
+                let lanes = lanes::open(&self.devices, &hops, region.dst().device(), &self.config)?;
+                Line { lanes, stages, passed: 0 }
+            }
+        };
+        Ok(pair.line.insert(line))
+    }
+
+    /// Leaves a copy to the driver, on lanes and memory of its own.
     fn follow(
         &self,
-        plan: Plan,
+        route: &Arc<Route>,
+        region: CopyRegion<'_>,
         options: CopyOptions,
-        started: Started,
+        due: Option<Instant>,
     ) -> Result<CopyHandle, TransferError> {
-        let lanes = dedicated(&self.devices, &plan)?;
+        let (src, dst) = (region.src(), region.dst());
+        let stages = Stages::allocate(&self.devices, route, src.size(), &self.config)?;
+        let plan = Plan::new(stages.hops(&self.devices, route), &stages, (src, dst), 0, &self.config);
+        let lanes = lanes::open(&self.devices, &plan.hops, dst.device(), &self.config)?;
         let CopyOptions { after, time_limit } = options;
         let (after, permit) = match time_limit {
             Some(_) if !after.is_empty() => {
-                let device = self.devices.get(plan.src.device())?;
+                let device = self.devices.get(src.device())?;
                 let point = SemaphorePoint::new(&device.create_semaphore(0)?, 1);
                 (vec![point.clone()], Some(Permit { point, after }))
             }
@@ -159,9 +237,9 @@ impl Transfer {
         };
         let driver = self.driver()?;
         let id = self.next_job.fetch_add(1, Ordering::Relaxed);
-        let handle = started.handle(&lanes, Some(driver.canceller(id)))?;
+        let handle = handle(route, &plan, &lanes, Some(driver.canceller(id)))?;
         let ahead = u64::from(self.config.ahead);
-        driver.follow(id, Job { plan, lanes, after, permit, ahead, time_limit });
+        driver.follow(id, Job { plan, lanes, after, permit, ahead, time_limit, due });
         Ok(handle)
     }
 
@@ -277,7 +355,7 @@ impl Transfer {
         drop(known);
         let route = Arc::new(self.find_route(from, to)?);
         tracing::debug!(%route, "planned a route");
-        let planned = Arc::new(Planned { route, pool: StagePool::default() });
+        let planned = Arc::new(Planned { route, pair: Mutex::default() });
         let mut known = self.routes.write().unwrap_or_else(PoisonError::into_inner);
         Ok(Arc::clone(known.entry((from, to)).or_insert(planned)))
     }
@@ -309,25 +387,19 @@ fn actual_route(route: &Arc<Route>, plan: &Plan) -> Arc<Route> {
     Arc::clone(route)
 }
 
-/// What a handle needs to know of its copy.
-struct Started {
-    route: Arc<Route>,
-    chunks: u64,
-    chunk_bytes: u64,
-    total: u64,
-}
-
-impl Started {
-    fn handle(self, lanes: &[Lane], canceller: Option<Canceller>) -> Result<CopyHandle, TransferError> {
-        let without_hops = TransferError::Internal { reason: "a route has no hops" };
-        let lane = lanes.last().cloned().ok_or(without_hops)?;
-        Ok(CopyHandle {
-            route: self.route,
-            lane,
-            chunks: self.chunks,
-            chunk_bytes: self.chunk_bytes,
-            total: self.total,
-            canceller,
-        })
-    }
+fn handle(
+    route: &Arc<Route>,
+    plan: &Plan,
+    lanes: &[Lane],
+    canceller: Option<Canceller>,
+) -> Result<CopyHandle, TransferError> {
+    let without_hops = TransferError::Internal { reason: "a route has no hops" };
+    Ok(CopyHandle {
+        route: actual_route(route, plan),
+        lane: lanes.last().cloned().ok_or(without_hops)?,
+        chunks: plan.chunk_count(),
+        chunk_bytes: plan.chunk_bytes,
+        total: plan.src.size(),
+        canceller,
+    })
 }

@@ -14,6 +14,7 @@ use warpweft_core_types::{
 };
 use warpweft_host::{HostBackend, HostBuilder, HostDeviceConfig, LinkSpec, Place};
 use warpweft_transfer::{CopyOptions, RouteKind, Stop, Transfer, TransferConfig, TransferError};
+use warpweft_wrappers::{FaultConfig, FaultyBackend};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -224,6 +225,86 @@ fn copies_of_one_pair_run_in_order() {
 }
 
 #[test]
+fn a_short_copy_stays_behind_a_long_one() {
+    for kind in
+        [RouteKind::Local, RouteKind::Direct, RouteKind::Shared, RouteKind::Staged, RouteKind::Relayed]
+    {
+        let machine = machine_of(kind);
+        let last = machine.devices.len() - 1;
+        for _ in 0..10 {
+            // Many more chunks than are handed over at once, then a single one into the same bytes.
+            let (long, dst) = (machine.filled(0, &[1; 600_000]), machine.buffer(last, 600_000));
+            let (short, end) = (machine.filled(0, &[2; 4096]), dst.slice(595_904..600_000).unwrap());
+            let first = machine.transfer.copy(&long, &dst).unwrap();
+            let second = machine.transfer.copy(&short, &end).unwrap();
+            let third = machine.transfer.copy(&short, &dst.slice(0..4096).unwrap()).unwrap();
+            [first, second, third].iter().for_each(|copy| copy.wait(PATIENCE).unwrap());
+            let got = machine.contents(&dst);
+            assert!(got[595_904..] == [2; 4096] && got[..4096] == [2; 4096], "{kind}: overtaken");
+            assert!(got[4096..595_904].iter().all(|&byte| byte == 1), "{kind}");
+        }
+    }
+}
+
+#[test]
+fn a_pair_of_devices_does_not_wait_for_a_third() {
+    // Device 2 never ends what it is asked to do.
+    let silent = FaultConfig { signal_is_lost: 1.0, ..Default::default() };
+    let healthy = HostBackend::builder()
+        .devices(2, &HostDeviceConfig::default())
+        .link_all_to_host(LinkSpec::default())
+        .build()
+        .unwrap();
+    let broken = HostBackend::builder()
+        .devices(1, &HostDeviceConfig::default())
+        .link_all_to_host(LinkSpec::default())
+        .build()
+        .unwrap();
+    let broken = FaultyBackend::new(Arc::new(broken), silent);
+    let mut devices: Vec<_> =
+        (0..2).map(|ordinal| healthy.open(ordinal, Features::empty()).unwrap()).collect();
+    devices.push(broken.open(0, Features::empty()).unwrap());
+    let transfer = Transfer::new(devices.clone(), CONFIG).unwrap();
+    let machine = Machine { devices, transfer };
+    let src = machine.filled(0, &[3; 10_000]);
+    let stuck = machine.transfer.copy(&src, &machine.buffer(2, 10_000)).unwrap();
+    let dst = machine.buffer(1, 10_000);
+    machine.transfer.copy(&src, &dst).unwrap().wait(PATIENCE).unwrap();
+    assert!(machine.contents(&dst) == [3; 10_000]);
+    assert!(matches!(stuck.poll(), Ok(false)));
+}
+
+#[test]
+fn small_copies_take_little_memory_on_their_way() {
+    let machine = machine_of(RouteKind::Relayed);
+    let free = |device: usize| machine.devices[device].memory().unwrap().free.0;
+    let before = free(1);
+    machine.round(100);
+    assert!(before - free(1) <= 128, "{} bytes for a copy of 100", before - free(1));
+    machine.round(100_000);
+    machine.round(100_000);
+    let slots = CONFIG.chunk.0 * u64::from(CONFIG.slots);
+    // The first copy's own memory may still be on its way back.
+    assert!(before - free(1) <= slots + 128, "{} bytes are kept, {slots} are enough", before - free(1));
+}
+
+#[test]
+fn dropping_a_transfer_ends_what_waits_for_others() {
+    let machine = machine_of(RouteKind::Shared);
+    let never = machine.devices[0].create_semaphore(0).unwrap();
+    let after = vec![SemaphorePoint::new(&never, 1)];
+    let options = CopyOptions { after, time_limit: None };
+    let copy = machine.transfer.copy_with(&machine.buffer(0, 9), &machine.buffer(1, 9), options).unwrap();
+    drop(machine);
+    let error = copy.wait(PATIENCE).unwrap_err();
+    assert!(
+        matches!(&error, TransferError::Wait(WaitError::Failed(failure))
+        if matches!(**failure, Failure::Cancelled)),
+        "{error}"
+    );
+}
+
+#[test]
 fn a_copy_waits_for_what_it_was_told_to_wait_for() {
     let machine = machine_of(RouteKind::Shared);
     let gate = machine.devices[0].create_semaphore(0).unwrap();
@@ -345,7 +426,7 @@ fn out_of_memory_in_between_is_an_error_and_leaves_nothing_behind() {
         .devices(1, &HostDeviceConfig::default())
         .link_chain(fast);
     let machine = Machine::new(builder);
-    let error = machine.transfer.copy(&machine.buffer(0, 8), &machine.buffer(2, 8)).unwrap_err();
+    let error = machine.transfer.copy(&machine.buffer(0, 8000), &machine.buffer(2, 8000)).err().unwrap();
     assert!(matches!(error, TransferError::Alloc(_)), "{error}");
     assert_eq!(machine.devices[1].memory().unwrap().free, Bytes::kib(4));
 }
@@ -358,6 +439,7 @@ fn bad_configurations_are_refused() {
     };
     refuse(TransferConfig { chunk: Bytes(0), ..CONFIG });
     refuse(TransferConfig { direct_chunk: Bytes(0), ..CONFIG });
+    refuse(TransferConfig { chunk: Bytes(u64::MAX), ..CONFIG });
     refuse(TransferConfig { slots: 0, ..CONFIG });
     refuse(TransferConfig { ahead: 1, ..CONFIG });
 }

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use libtest_mimic::Failed;
 use warpweft_core_types::{
     Backend, Buffer, BufferDesc, BufferView, CopyRegion, Device, DeviceInfo, Features, Kernel, KernelCode,
-    Op, Queue, QueueDesc, Semaphore, SemaphorePoint, Submission, SubmissionId, SubmitError,
+    Op, OpenError, Queue, QueueDesc, Semaphore, SemaphorePoint, Submission, SubmissionId, SubmitError,
 };
 
 use crate::harness::Case;
@@ -24,15 +24,22 @@ pub(crate) struct Context {
 }
 
 impl Context {
-    /// Opens the first devices; says what the case needs that they lack.
-    pub(crate) fn open(backend: Arc<dyn Backend>, case: &Case) -> Result<Self, String> {
-        let infos = backend.devices().map_err(|error| error.to_string())?;
+    /// Opens the first devices; says what the case needs that they lack. A device that is there and cannot be
+    /// opened is a failure.
+    pub(crate) fn open(backend: Arc<dyn Backend>, case: &Case) -> Result<Result<Self, String>, Failed> {
+        let infos = backend.devices()?;
         if infos.len() < case.devices as usize {
-            return Err(format!("needs {} devices, there are {}", case.devices, infos.len()));
+            return Ok(Err(format!("needs {} devices, there are {}", case.devices, infos.len())));
         }
-        let open = |ordinal| backend.open(ordinal, case.needs).map_err(|error| error.to_string());
-        let devices = (0..case.devices).map(open).collect::<Result<_, _>>()?;
-        Ok(Self { backend, infos, devices })
+        let mut devices = Vec::new();
+        for ordinal in 0..case.devices {
+            match backend.open(ordinal, case.needs) {
+                Ok(device) => devices.push(device),
+                Err(error @ OpenError::Unsupported { .. }) => return Ok(Err(error.to_string())),
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(Ok(Self { backend, infos, devices }))
     }
 
     /// The device with this position in the run.

@@ -137,10 +137,14 @@ fn check_requirement(required: &Requirement, providers: &[Provider]) -> Verdict 
         .iter()
         .find(|provider| provider.backend == required.backend)
         .ok_or_else(|| format!("this suite knows no backend {:?}", required.backend))?;
-    let found = (provider.open)()?.devices()?.len();
+    let backend = (provider.open)()?;
+    let found = backend.devices()?.len();
     if found < required.devices as usize {
         return Err(format!("{} devices are required, {found} are there", required.devices).into());
     }
+    // All at once, as the cases will have them.
+    let open = |ordinal| backend.open(ordinal, Features::empty());
+    (0..required.devices).map(open).collect::<Result<Vec<_>, _>>()?;
     Ok(())
 }
 
@@ -155,7 +159,7 @@ fn judge(provider: &Provider, case: &Case) -> Result<Completion, Failed> {
     if let Some((_, reason)) = provider.unsupported.iter().find(|(name, _)| *name == case.name) {
         return Ok(Completion::ignored_with(format!("unsupported: {reason}")));
     }
-    let context = match Context::open((provider.open)()?, case) {
+    let context = match Context::open((provider.open)()?, case)? {
         Ok(context) => context,
         Err(missing) => return Ok(Completion::ignored_with(format!("skipped: {missing}"))),
     };

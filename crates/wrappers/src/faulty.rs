@@ -1,16 +1,15 @@
 //! A device that fails on purpose, by seed.
 
 use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
     task::Wake,
     time::Duration,
 };
 
 use warpweft_core_types::{
     AllocError, Backend, Buffer, BufferDesc, Bytes, Device, DeviceId, Failure, FillRegion, KernelCode,
-    LoadError, Module, Op, QueueId, Resident, ResidentDesc, ResidentError, Residents, Semaphore,
-    SemaphorePoint, Submission, SubmissionId, SubmitError, promise_all,
+    LoadError, Module, Op, Resident, ResidentDesc, ResidentError, Residents, Semaphore, SemaphorePoint,
+    Submission, SubmissionId, SubmitError, promise_all,
 };
 
 use crate::layer::{Layer, LayeredBackend, LayeredQueue, layered_backend};
@@ -79,15 +78,13 @@ struct State {
     steps: u64,
     /// Set once the device is dead.
     lost: Option<Arc<Failure>>,
-    /// Why a queue takes no more.
-    failed_queues: HashMap<QueueId, Arc<Failure>>,
     /// Points promised and, when last looked at, not reached: they fail when the device dies.
     promised: Vec<SemaphorePoint>,
 }
 
 impl State {
     fn new(rng: fastrand::Rng) -> Self {
-        Self { rng, steps: 0, lost: None, failed_queues: HashMap::new(), promised: Vec::new() }
+        Self { rng, steps: 0, lost: None, promised: Vec::new() }
     }
 
     fn chance(&mut self, chance: f64) -> bool {
@@ -175,7 +172,8 @@ impl Faulty {
         let reason = "an injected fault".to_owned();
         let failure = Failure::OperationFailed { submission: id, what, reason };
         let failure = Arc::new(failure);
-        self.lock().failed_queues.insert(queue.inner.id(), Arc::clone(&failure));
+        // The first failure stays.
+        let _first = queue.state.set(Arc::clone(&failure));
         let fall = Fall { signals: submission.signals.to_vec(), failure };
         turn.semaphore.wake_when(turn.value, Arc::new(fall).into());
         Ok(id)
@@ -260,6 +258,9 @@ fn submit_corrupted(
 }
 
 impl Layer for Faulty {
+    /// Why the queue takes no more.
+    type QueueState = OnceLock<Arc<Failure>>;
+
     fn allocate(&self, inner: &dyn Device, desc: &BufferDesc) -> Result<Arc<dyn Buffer>, AllocError> {
         let mut state = self.step().map_err(AllocError::Failed)?;
         let fails = state.chance(self.config.allocation_fails);
@@ -310,7 +311,7 @@ impl Layer for Faulty {
         submission: &Submission<'_>,
     ) -> Result<SubmissionId, SubmitError> {
         let mut state = self.step().map_err(SubmitError::Failed)?;
-        if let Some(failure) = state.failed_queues.get(&queue.inner.id()) {
+        if let Some(failure) = queue.state.get() {
             return Err(SubmitError::Failed(Arc::clone(failure)));
         }
         state.promised.retain(|point| matches!(point.poll(), Ok(false)));
@@ -334,8 +335,7 @@ impl Layer for Faulty {
     }
 
     fn queue_failure(&self, queue: &LayeredQueue<Self>) -> Option<Arc<Failure>> {
-        let state = self.lock();
-        let own = state.lost.clone().or_else(|| state.failed_queues.get(&queue.inner.id()).cloned());
-        own.or_else(|| queue.inner.failure())
+        let lost = self.lock().lost.clone();
+        lost.or_else(|| queue.state.get().cloned()).or_else(|| queue.inner.failure())
     }
 }

@@ -15,6 +15,9 @@ use warpweft_core_types::{
 
 /// What a wrapper does differently. Every method forwards unless it is overridden.
 pub(crate) trait Layer: fmt::Debug + Send + Sync + Sized + 'static {
+    /// What it keeps of each queue.
+    type QueueState: fmt::Debug + Default + Send + Sync;
+
     fn allocate(&self, inner: &dyn Device, desc: &BufferDesc) -> Result<Arc<dyn Buffer>, AllocError> {
         inner.allocate(desc)
     }
@@ -121,6 +124,7 @@ impl<L: Layer> Device for LayeredDevice<L> {
             inner: self.inner.create_queue(desc)?,
             device: Arc::clone(&self.inner),
             layer: Arc::clone(&self.layer),
+            state: L::QueueState::default(),
         }))
     }
 
@@ -171,11 +175,12 @@ impl<L: Layer> Residents for LayeredDevice<L> {
 
 /// A queue behind a layer.
 #[derive(Debug)]
-pub(crate) struct LayeredQueue<L> {
+pub(crate) struct LayeredQueue<L: Layer> {
     pub(crate) inner: Arc<dyn Queue>,
     /// The wrapped device.
     pub(crate) device: Arc<dyn Device>,
     layer: Arc<L>,
+    pub(crate) state: L::QueueState,
 }
 
 impl<L: Layer> Queue for LayeredQueue<L> {

@@ -144,6 +144,8 @@ pub(crate) struct Tracing {
 }
 
 impl Layer for Tracing {
+    type QueueState = ();
+
     fn submit(
         &self,
         queue: &LayeredQueue<Self>,

@@ -1,14 +1,13 @@
 //! A device that refuses submissions whose accesses nothing orders.
 
 use std::{
-    collections::{HashMap, hash_map},
-    ops::Range,
-    sync::{Arc, Mutex, PoisonError},
+    collections::HashMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use warpweft_core_types::{
-    Access, Backend, BufferView, DeviceId, QueueId, Semaphore, SemaphorePoint, Submission, SubmissionId,
-    SubmitError,
+    Access, Backend, BufferView, DeviceId, MemoryPlace, QueueId, Semaphore, SemaphorePoint, Submission,
+    SubmissionId, SubmitError,
 };
 
 use crate::layer::{Layer, LayeredBackend, LayeredQueue, layered_backend};
@@ -35,7 +34,7 @@ impl ValidatingBackend {
     }
 
     fn layer(&self, _: DeviceId) -> Validating {
-        Validating { ledger: Arc::clone(&self.ledger), tails: Mutex::default() }
+        Validating { ledger: Arc::clone(&self.ledger) }
     }
 }
 
@@ -45,14 +44,28 @@ layered_backend!(ValidatingBackend);
 #[derive(Debug)]
 pub(crate) struct Validating {
     ledger: Arc<Mutex<Ledger>>,
-    /// A semaphore for each queue, raised by every submission, so that its end is seen.
-    tails: Mutex<HashMap<QueueId, Tail>>,
 }
 
-#[derive(Debug, Clone)]
-struct Tail {
-    semaphore: Arc<dyn Semaphore>,
+/// A queue's own semaphore, raised by every submission, so that its end is seen.
+#[derive(Debug, Default)]
+pub(crate) struct Tail {
+    semaphore: Option<Arc<dyn Semaphore>>,
     submitted: u64,
+}
+
+impl Tail {
+    /// The point that the next submission reaches.
+    fn next(&mut self, queue: &LayeredQueue<Validating>) -> Result<SemaphorePoint, SubmitError> {
+        let semaphore = match self.semaphore.take() {
+            Some(semaphore) => semaphore,
+            None => queue.device.create_semaphore(0).map_err(|error| SubmitError::Invalid {
+                reason: format!("the validator could not make a semaphore: {error}"),
+            })?,
+        };
+        let point = SemaphorePoint::new(&semaphore, self.submitted + 1);
+        self.semaphore = Some(semaphore);
+        Ok(point)
+    }
 }
 
 /// Everything under way.
@@ -74,24 +87,19 @@ struct Entry {
 /// Bytes of one buffer that an operation touches.
 #[derive(Debug, Clone)]
 struct Touched {
-    buffer: usize,
-    bytes: Range<u64>,
+    place: MemoryPlace,
     access: Access,
     description: String,
 }
 
 impl Touched {
     fn new(view: &BufferView, access: Access) -> Self {
-        // The address names the buffer for as long as the work that keeps it alive is under way.
-        let buffer = Arc::as_ptr(view.buffer()).addr();
-        Self { buffer, bytes: view.range(), access, description: format!("{access} of {view:?}") }
+        // The place is the view's own for as long as the work that keeps its memory alive is under way.
+        Self { place: view.place(), access, description: format!("{access} of {view:?}") }
     }
 
     fn conflicts_with(&self, other: &Self) -> bool {
-        self.buffer == other.buffer
-            && self.access.conflicts_with(other.access)
-            && self.bytes.start < other.bytes.end
-            && other.bytes.start < self.bytes.end
+        self.access.conflicts_with(other.access) && self.place.overlap(&other.place) > 0
     }
 }
 
@@ -130,6 +138,9 @@ impl Ledger {
             let reason = format!("it waits for {value} of a semaphore that only it raises so far");
             return Err(SubmitError::Invalid { reason });
         }
+        if entry.accesses.is_empty() {
+            return Ok(());
+        }
         let Some(ordered) = self.ordered_before(&entry.waits) else { return Ok(()) };
         for other in &self.entries {
             // Counts are one above the last index that is ordered.
@@ -157,34 +168,18 @@ fn compare(new: &Entry, old: &Entry) -> Result<(), SubmitError> {
     Ok(())
 }
 
-impl Validating {
-    fn tail(&self, queue: &LayeredQueue<Self>) -> Result<Tail, SubmitError> {
-        let mut tails = self.tails.lock().unwrap_or_else(PoisonError::into_inner);
-        let tail = match tails.entry(queue.inner.id()) {
-            hash_map::Entry::Occupied(known) => known.into_mut(),
-            hash_map::Entry::Vacant(new) => {
-                let semaphore = queue.device.create_semaphore(0).map_err(|error| SubmitError::Invalid {
-                    reason: format!("the validator could not make a semaphore: {error}"),
-                })?;
-                new.insert(Tail { semaphore, submitted: 0 })
-            }
-        };
-        tail.submitted += 1;
-        Ok(tail.clone())
-    }
-}
-
 impl Layer for Validating {
+    /// Locked while the wrapped queue takes a submission, so that ends are promised in order. The ledger is
+    /// not: what a submission sets off may come back here by another queue.
+    type QueueState = Mutex<Tail>;
+
     fn submit(
         &self,
         queue: &LayeredQueue<Self>,
         submission: &Submission<'_>,
     ) -> Result<SubmissionId, SubmitError> {
-        // Held over the submission, so that entries stand in the order in which queues got them.
-        let mut ledger = self.ledger.lock().unwrap_or_else(PoisonError::into_inner);
-        ledger.prune();
-        let tail = self.tail(queue)?;
-        let ended = SemaphorePoint::new(&tail.semaphore, tail.submitted);
+        let mut tail = queue.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let ended = tail.next(queue)?;
         let mut accesses = Vec::new();
         for op in submission.ops {
             op.for_each_access(|view, access| accesses.push(Touched::new(view, access)));
@@ -192,18 +187,39 @@ impl Layer for Validating {
         let unmet = submission.waits.iter().filter(|point| !matches!(point.poll(), Ok(true)));
         let entry = Entry {
             queue: queue.inner.id(),
-            index: tail.submitted,
+            index: ended.value,
             waits: unmet.map(key).collect(),
             signals: submission.signals.iter().map(key).collect(),
             accesses,
             ended: ended.clone(),
         };
-        ledger.check(&entry)?;
+        self.enter(entry)?;
         // The end is signalled first: whoever sees a signal of the submission must find it ended.
-        let mut signals = vec![ended];
+        let mut signals = vec![ended.clone()];
         signals.extend_from_slice(submission.signals);
-        let id = queue.inner.submit(&Submission { signals: &signals, ..*submission })?;
-        ledger.entries.push(entry);
-        Ok(id)
+        let taken = queue.inner.submit(&Submission { signals: &signals, ..*submission });
+        match taken {
+            Ok(_) => tail.submitted = ended.value,
+            Err(_) => self.ledger().entries.retain(|entry| !same_point(&entry.ended, &ended)),
+        }
+        taken
     }
+}
+
+impl Validating {
+    fn enter(&self, entry: Entry) -> Result<(), SubmitError> {
+        let mut ledger = self.ledger();
+        ledger.prune();
+        ledger.check(&entry)?;
+        ledger.entries.push(entry);
+        Ok(())
+    }
+
+    fn ledger(&self) -> MutexGuard<'_, Ledger> {
+        self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn same_point(a: &SemaphorePoint, b: &SemaphorePoint) -> bool {
+    key(a) == key(b)
 }

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use warpweft_core_types::{
-    AllocError, BufferDesc, BufferView, Bytes, Features, FillRegion, HostMemory, MemoryKind, Op, RangeError,
+    AllocError, BufferDesc, BufferView, Bytes, CopyRegion, Features, FillRegion, HostMemory, MemoryKind, Op,
+    RangeError,
 };
 
 use crate::{
@@ -36,6 +37,9 @@ pub(super) const CASES: &[Case] = &[
         .needs(Features::HOST_IMPORT)
         .devices(2)
         .covers(&["HostImport::import", "HostImport::alignment"]),
+    Case::new("memory::imports_do_not_hide_overlaps", imports_do_not_hide_overlaps)
+        .needs(Features::HOST_IMPORT)
+        .devices(2),
     Case::new("memory::import_refuses_what_does_not_fit", import_refuses_what_does_not_fit)
         .needs(Features::HOST_IMPORT)
         .covers(&["HostImport::import"]),
@@ -152,6 +156,18 @@ fn import_shares_bytes(cx: &Context) -> Verdict {
     drop(original);
     imported.read(&mut bytes)?;
     assert!(bytes.iter().all(|&byte| byte == 9));
+    Ok(())
+}
+
+fn imports_do_not_hide_overlaps(cx: &Context) -> Verdict {
+    let family = cx.device(1).host_import().ok_or("the family is absent")?;
+    let original = allocate(cx.device(0), BufferDesc::host_visible(4 * family.alignment()))?;
+    let memory = HostMemory::of_buffer(Arc::clone(&original)).ok_or("it has no mapping")?;
+    let (original, imported) = (BufferView::whole(original), BufferView::whole(family.import(memory)?));
+    assert_eq!(original.overlap(&imported), original.size());
+    let (low, high) = (original.slice(0..100)?, imported.slice(60..160)?);
+    assert_eq!(CopyRegion::new(&low, &high).err(), Some(RangeError::Overlap { bytes: 40 }));
+    CopyRegion::new(&low, &imported.slice(100..200)?)?;
     Ok(())
 }
 

@@ -1,6 +1,6 @@
 //! Order within and between queues, and what queues refuse.
 
-use std::sync::Arc;
+use std::{sync::Arc, task::Wake};
 
 use warpweft_core_types::{
     Backend, Failure, Features, FillRegion, Op, OpenError, QueueDesc, SemaphorePoint, Submission,
@@ -29,6 +29,9 @@ pub(super) const CASES: &[Case] = &[
         .covers(&["Semaphore::retract"]),
     Case::new("queue::foreign_signals_are_refused", foreign_signals_are_refused),
     Case::new("queue::a_failed_wait_fails_what_waits", a_failed_wait_fails_what_waits),
+    Case::new("queue::a_failure_among_several_waits_is_noticed", a_failure_among_several_waits_is_noticed),
+    Case::new("queue::a_long_chain_fails_without_a_deep_stack", a_long_chain_fails),
+    Case::new("queue::a_waker_that_panics_harms_nobody", a_waker_that_panics_harms_nobody),
     Case::new("queue::dropping_it_cancels_nothing", dropping_it_cancels_nothing),
     Case::new("queue::many_threads_submit", many_threads_submit),
 ];
@@ -150,6 +153,47 @@ fn a_failed_wait_fails_what_waits(cx: &Context) -> Verdict {
     let Err(WaitError::Failed(failure)) = held.wait(PATIENCE) else { return Err("it passed".into()) };
     assert!(matches!(*failure, Failure::Cancelled), "the first cause is handed on: {failure}");
     Ok(())
+}
+
+fn a_failure_among_several_waits_is_noticed(cx: &Context) -> Verdict {
+    let (lane, never, failing) = (cx.lane(0)?, gate(cx.device(0))?, gate(cx.device(0))?);
+    let (_, held) = lane.submit(&[never, failing.clone()], &[])?;
+    failing.semaphore.fail(Arc::new(Failure::Cancelled));
+    assert!(matches!(held.wait(PATIENCE), Err(WaitError::Failed(_))));
+    Ok(())
+}
+
+/// Each queue waits for the one before: far more of them than a call each would leave stack for.
+fn a_long_chain_fails(cx: &Context) -> Verdict {
+    let first = gate(cx.device(0))?;
+    let (mut lanes, mut last) = (Vec::new(), first.clone());
+    for _ in 0..5_000 {
+        let lane = cx.lane(0)?;
+        last = lane.submit(&[last], &[])?.1;
+        lanes.push(lane);
+    }
+    first.semaphore.fail(Arc::new(Failure::Cancelled));
+    assert!(matches!(last.wait(PATIENCE), Err(WaitError::Failed(_))));
+    Ok(())
+}
+
+struct Panics;
+
+impl Wake for Panics {
+    fn wake(self: Arc<Self>) {
+        // Without the panic hook's message.
+        std::panic::resume_unwind(Box::new("a waker that panics"));
+    }
+}
+
+fn a_waker_that_panics_harms_nobody(cx: &Context) -> Verdict {
+    let (lane, gate) = (cx.lane(0)?, gate(cx.device(0))?);
+    let (_, held) = lane.submit(std::slice::from_ref(&gate), &[])?;
+    held.semaphore.wake_when(held.value, Arc::new(Panics).into());
+    let (_, behind) = lane.submit(&[], &[])?;
+    gate.semaphore.signal(gate.value)?;
+    behind.wait(PATIENCE)?;
+    cx.lane(0)?.run(&[])
 }
 
 fn dropping_it_cancels_nothing(cx: &Context) -> Verdict {

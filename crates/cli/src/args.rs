@@ -136,7 +136,7 @@ pub(crate) struct PerfCopy {
     #[arg(short = 'n', long, value_name = "N", default_value_t = 21, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub(crate) iterations: u32,
     /// Rounds before the clock counts.
-    #[arg(short = 'w', long, value_name = "N", default_value_t = 3)]
+    #[arg(short = 'w', long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(..=100_000))]
     pub(crate) warmup: u32,
     /// Copy both ways at once and count the bytes of both.
     #[arg(long)]
@@ -157,7 +157,7 @@ pub(crate) struct PerfLaunch {
     #[arg(short = 'n', long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
     pub(crate) iterations: u32,
     /// Rounds before the clock counts.
-    #[arg(short = 'w', long, value_name = "N", default_value_t = 1000)]
+    #[arg(short = 'w', long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(..=10_000_000))]
     pub(crate) warmup: u32,
     /// Print one JSON object for each row.
     #[arg(long)]

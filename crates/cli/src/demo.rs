@@ -196,7 +196,7 @@ impl Run<'_> {
 
     fn launch(&self, device: &Arc<dyn Device>, seed: u32) -> anyhow::Result<(Produced, SemaphorePoint)> {
         let id = device.info().id;
-        let size = self.args.size.next_multiple_of(WORD);
+        let size = self.args.size.checked_next_multiple_of(WORD).context("--size is too large")?;
         let memory = BufferView::whole(device.allocate(&BufferDesc::device(size))?);
         let kernel = device.load(&pattern_kernel())?.kernel("pattern")?;
         let queue = device.create_queue(&QueueDesc::default())?;
@@ -212,31 +212,43 @@ impl Run<'_> {
         Ok((Produced { device: id, seed, memory }, done))
     }
 
-    /// Copies every result to every other device, all of them at once, and checks what arrived.
+    /// Copies every result to every other device and checks what arrived: in each round every device sends
+    /// one copy and receives another, all of them at once.
     fn move_results(&self, results: &[Produced], summary: &mut Summary) -> anyhow::Result<()> {
         let bar = output::progress((results.len() * (results.len() - 1)) as u64, "moving results");
-        let mut copies = Vec::new();
-        for from in results {
-            for to in results.iter().filter(|to| to.device != from.device) {
-                copies.push((from, to.device, self.start_copy(from, to.device)?));
+        for round in 1..results.len() {
+            let targets = results.iter().cycle().skip(round);
+            let copies = results
+                .iter()
+                .zip(targets)
+                .map(|(from, to)| Ok((from, to.device, self.start_copy(from, to.device)?)))
+                .collect::<anyhow::Result<Vec<_>>>()?;
+            for (from, to, (copy, target)) in copies {
+                let pair = || format!("{} to {to} ({})", from.device, copy.route());
+                copy.wait(self.args.timeout)
+                    .with_context(|| format!("the copy from {} did not end well", pair()))?;
+                let wrong = self.verify(&target, from.seed, summary).with_context(pair)?;
+                if wrong > 0 {
+                    bar.suspend(|| self.say(&format!("  {wrong} wrong bytes from {}", pair())));
+                }
+                summary.pairs += 1;
+                *summary.routes.entry(copy.route().kind.to_string()).or_default() += 1;
+                bar.inc(1);
             }
-        }
-        for (from, to, (copy, target)) in copies {
-            let pair = || format!("{} to {to} ({})", from.device, copy.route());
-            copy.wait(self.args.timeout)
-                .with_context(|| format!("the copy from {} did not end well", pair()))?;
-            let wrong = self.verify(&target, from.seed, summary).with_context(pair)?;
-            if wrong > 0 {
-                bar.suspend(|| self.say(&format!("  {wrong} wrong bytes from {}", pair())));
-            }
-            summary.pairs += 1;
-            *summary.routes.entry(copy.route().kind.to_string()).or_default() += 1;
-            bar.inc(1);
         }
         bar.finish_and_clear();
+        if summary.pairs == 0 {
+            self.say("Copies    none: there is one device");
+            return Ok(());
+        }
         let routes: Vec<String> =
             summary.routes.iter().map(|(kind, count)| format!("{count} {kind}")).collect();
-        self.say(&format!("Copies    {} pairs ({}), all at once", summary.pairs, routes.join(", ")));
+        self.say(&format!(
+            "Copies    {} pairs ({}), {} at once",
+            summary.pairs,
+            routes.join(", "),
+            results.len()
+        ));
         Ok(())
     }
 

@@ -126,8 +126,9 @@ fn measure(
     args: &PerfCopy,
 ) -> anyhow::Result<Row> {
     let transfer = runtime.transfer();
-    let pattern = pattern(usize::try_from(size)?);
+    // Devices first: they say what is too much, where the host would just end.
     let forth = (memory(runtime, from, size)?, memory(runtime, to, size)?);
+    let pattern = pattern(usize::try_from(size)?);
     transfer.write(&pattern, &forth.0, TIMEOUT)?;
     let back =
         args.both.then(|| Ok::<_, anyhow::Error>((memory(runtime, to, size)?, memory(runtime, from, size)?)));

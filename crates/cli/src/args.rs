@@ -189,6 +189,9 @@ pub(crate) struct Topo {
     /// Time every link and check the bytes that cross it.
     #[arg(long, requires = "backend")]
     pub(crate) measure: bool,
+    /// Bytes of each copy that is timed for bandwidth.
+    #[arg(long, value_name = "BYTES", default_value = "64M", requires = "measure", value_parser = parse_size)]
+    pub(crate) size: u64,
     /// Keep measurements in this file, and use those in it for the same devices and drivers.
     #[arg(long, value_name = "FILE", requires = "measure")]
     pub(crate) cache: Option<PathBuf>,

@@ -12,7 +12,7 @@ use std::{
 use anyhow::Context as _;
 use serde::Serialize;
 use warpweft::{
-    Device, HostFunction, KernelCode, KernelContract, LinkEnd, Param, Runtime, Workgroup,
+    Bytes, Device, HostFunction, KernelCode, KernelContract, LinkEnd, Param, Runtime, Workgroup,
     topology::{
         NodeDesc, Topology, TopologyDiff, discover,
         import::{Imported, Report, import_reader},
@@ -60,7 +60,7 @@ pub(crate) fn run(args: &Topo) -> anyhow::Result<ExitCode> {
     if args.json {
         print_json(&found)?;
     } else if !written {
-        print(&found);
+        print(&found, args.size);
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -109,8 +109,7 @@ fn from_devices(args: &Topo) -> anyhow::Result<Found> {
     }
     let runtime = builder.build()?;
     let mut topology = topology_of(runtime.devices())?;
-    let measured =
-        if args.measure { measured(runtime.devices(), args.cache.as_deref())? } else { Vec::new() };
+    let measured = if args.measure { measured(runtime.devices(), args)? } else { Vec::new() };
     apply(&measured, &mut topology);
     let report = Report::of(&topology);
     Ok(Found { topology, report, measured, notes: Vec::new() })
@@ -133,17 +132,19 @@ fn topology_of(devices: &[Arc<dyn Device>]) -> anyhow::Result<Topology> {
     Ok(Topology::from_facts(order, &facts)?)
 }
 
-fn measured(devices: &[Arc<dyn Device>], cache_path: Option<&Path>) -> anyhow::Result<Vec<MeasuredLink>> {
+fn measured(devices: &[Arc<dyn Device>], args: &Topo) -> anyhow::Result<Vec<MeasuredLink>> {
+    let cache_path = args.cache.as_deref();
     let mut cache = cache_path.map(load_cache).transpose()?.unwrap_or_default();
-    if let Some(known) = cache.get(devices) {
+    let config =
+        MeasureConfig { large: Bytes(args.size), kernel: Some(copy_kernel()), ..MeasureConfig::default() };
+    if let Some(known) = cache.get(devices, &config) {
         return Ok(known.to_vec());
     }
     let bar = output::progress(1, "measuring links");
-    let config = MeasureConfig { kernel: Some(copy_kernel()), ..MeasureConfig::default() };
     let links = measure(devices.iter().cloned(), &config)?;
     bar.finish_and_clear();
     if let Some(path) = cache_path {
-        cache.insert(devices, links.clone());
+        cache.insert(devices, &config, links.clone());
         let text = serde_json::to_string(&cache)?;
         fs::write(path, text).with_context(|| format!("{} cannot be written", path.display()))?;
     }
@@ -184,17 +185,17 @@ fn print_json(found: &Found) -> anyhow::Result<()> {
     output::json(&Document { report: &found.report, measured: &found.measured })
 }
 
-fn print(found: &Found) {
+fn print(found: &Found, size: u64) {
     output::line(found.topology.to_matrix().trim_end());
     if !found.measured.is_empty() {
-        print_measured(found);
+        print_measured(found, size);
     }
     for note in &found.notes {
         output::note(&format!("note: {note}"));
     }
 }
 
-fn print_measured(found: &Found) {
+fn print_measured(found: &Found, size: u64) {
     output::title("\nMeasured");
     output::line("  from       to            us     GB/s  both ways   kernel  wrong");
     for link in &found.measured {
@@ -210,7 +211,10 @@ fn print_measured(found: &Found) {
             link.wrong_bytes
         ));
     }
-    output::note("  us: one small copy from its submission to its end; GB/s: 64 MiB, 10^9 bytes");
+    output::note(&format!(
+        "  us: one small copy from its submission to its end; GB/s: copies of {}, 10^9 bytes a second",
+        Bytes(size)
+    ));
 }
 
 fn name_of(topology: &Topology, end: LinkEnd) -> String {

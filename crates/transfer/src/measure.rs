@@ -333,7 +333,7 @@ fn median(
     Ok(times[times.len() / 2])
 }
 
-/// Measurements kept between runs of a program, valid for the same silicon and driver.
+/// Measurements kept between runs of a program, valid for the same silicon and driver, and copies as large.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct MeasureCache {
     entries: Vec<CacheEntry>,
@@ -341,34 +341,41 @@ pub struct MeasureCache {
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct CacheEntry {
-    devices: Vec<(DeviceUuid, String)>,
+    key: CacheKey,
     links: Vec<MeasuredLink>,
 }
 
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+struct CacheKey {
+    devices: Vec<(DeviceUuid, String)>,
+    small: Bytes,
+    large: Bytes,
+}
+
 impl MeasureCache {
-    /// What was measured with exactly these devices and their drivers.
-    pub fn get(&self, devices: &[Arc<dyn Device>]) -> Option<&[MeasuredLink]> {
-        let key = cache_key(devices);
-        self.entries.iter().find(|entry| entry.devices == key).map(|entry| entry.links.as_slice())
+    /// What was measured with exactly these devices and their drivers, and with copies of the same sizes.
+    pub fn get(&self, devices: &[Arc<dyn Device>], config: &MeasureConfig) -> Option<&[MeasuredLink]> {
+        let key = CacheKey::new(devices, config);
+        self.entries.iter().find(|entry| entry.key == key).map(|entry| entry.links.as_slice())
     }
 
     /// Keeps what was measured with these devices, in place of what was known.
-    pub fn insert(&mut self, devices: &[Arc<dyn Device>], links: Vec<MeasuredLink>) {
-        let key = cache_key(devices);
-        self.entries.retain(|entry| entry.devices != key);
-        self.entries.push(CacheEntry { devices: key, links });
+    pub fn insert(&mut self, devices: &[Arc<dyn Device>], config: &MeasureConfig, links: Vec<MeasuredLink>) {
+        let key = CacheKey::new(devices, config);
+        self.entries.retain(|entry| entry.key != key);
+        self.entries.push(CacheEntry { key, links });
     }
 }
 
-/// In an order of its own, since devices may be listed differently next time.
-fn cache_key(devices: &[Arc<dyn Device>]) -> Vec<(DeviceUuid, String)> {
-    let mut key: Vec<_> = devices
-        .iter()
-        .map(|device| {
+impl CacheKey {
+    /// In an order of its own, since devices may be listed differently next time.
+    fn new(devices: &[Arc<dyn Device>], config: &MeasureConfig) -> Self {
+        let named = |device: &Arc<dyn Device>| {
             let info = device.info();
             (info.id.uuid, format!("{} {}", info.id.backend, info.driver))
-        })
-        .collect();
-    key.sort();
-    key
+        };
+        let mut devices: Vec<_> = devices.iter().map(named).collect();
+        devices.sort();
+        Self { devices, small: config.small, large: config.large }
+    }
 }

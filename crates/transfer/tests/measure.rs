@@ -155,13 +155,16 @@ fn the_cache_answers_for_the_same_devices_in_any_order() {
     let devices = open_all(&HostBackend::with_devices(2).unwrap());
     let links = measure(devices.clone(), &config()).unwrap();
     let mut cache = MeasureCache::default();
-    cache.insert(&devices, links.clone());
+    let config = MeasureConfig::default();
+    cache.insert(&devices, &config, links.clone());
     let text = serde_json::to_string(&cache).unwrap();
     let cache: MeasureCache = serde_json::from_str(&text).unwrap();
     let reversed: Vec<_> = devices.iter().rev().cloned().collect();
-    assert_eq!(cache.get(&reversed), Some(links.as_slice()));
-    assert_eq!(cache.get(&devices[..1]), None);
-    assert_eq!(cache.get(&open_all(&HostBackend::with_devices(2).unwrap())), None, "other devices");
+    assert_eq!(cache.get(&reversed, &config), Some(links.as_slice()));
+    assert_eq!(cache.get(&devices[..1], &config), None);
+    assert_eq!(cache.get(&open_all(&HostBackend::with_devices(2).unwrap()), &config), None, "other devices");
+    let smaller = MeasureConfig { large: Bytes::mib(1), ..config };
+    assert_eq!(cache.get(&devices, &smaller), None, "other sizes");
 }
 
 #[test]

@@ -37,6 +37,8 @@ pub use error::Error;
 pub use runtime::{Runtime, RuntimeBuilder};
 pub use warpweft_core_types::*;
 
+/// Which work runs where.
+pub use warpweft_coordinator as coordinator;
 /// CPU devices, linked in any way.
 #[cfg(feature = "host")]
 pub use warpweft_host as host;

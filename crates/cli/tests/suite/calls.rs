@@ -1,21 +1,10 @@
-//! The command as a user or a program calls it.
-#![expect(clippy::unwrap_used, reason = "a failed step fails the test")]
+//! Calls of every command but `topo`.
 
-use std::process::{Command, Output};
+use std::process::Output;
 
 use serde_json::Value;
 
-fn warpweft(args: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_warpweft")).args(args).output().unwrap()
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8(bytes.to_vec()).unwrap()
-}
-
-fn lines(output: &Output) -> Vec<Value> {
-    text(&output.stdout).lines().map(|line| serde_json::from_str(line).unwrap()).collect()
-}
+use crate::{lines, text, warpweft};
 
 const SMALL: [&str; 3] = ["demo", "--size", "64K"];
 
@@ -147,7 +136,13 @@ fn wrong_calls_end_with_code_2_and_name_the_argument() {
 
 #[test]
 fn help_has_examples_and_no_colour_when_it_is_not_a_terminal() {
-    for args in [&["--help"][..], &["demo", "--help"], &["perf", "copy", "--help"], &["doctor", "--help"]] {
+    for args in [
+        &["--help"][..],
+        &["demo", "--help"],
+        &["perf", "copy", "--help"],
+        &["topo", "--help"],
+        &["doctor", "--help"],
+    ] {
         let help = text(&warpweft(args).stdout);
         assert!(help.contains("Example"), "{args:?}: {help}");
         assert!(!help.contains('\u{1b}'), "{args:?}");

@@ -164,6 +164,10 @@ pub(crate) struct PerfLaunch {
     pub(crate) json: bool,
 }
 
+/// What has a meaning only for opened devices, and for one topology only.
+const FROM_DEVICES: [&str; 6] = ["backend", "devices", "links", "measure", "size", "cache"];
+const FOR_ONE: [&str; 5] = ["import", "svg", "dot", "nccl", "save"];
+
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
 Reads nvidia-smi topo -m, topo -p2p and nvlink -s, NCCL and RCCL topology XML, hwloc XML,
@@ -196,10 +200,10 @@ pub(crate) struct Topo {
     #[arg(long, value_name = "FILE", requires = "measure")]
     pub(crate) cache: Option<PathBuf>,
     /// Read this file instead of the machine.
-    #[arg(long, value_name = "FILE", conflicts_with = "backend")]
+    #[arg(long, value_name = "FILE", conflicts_with_all = FROM_DEVICES)]
     pub(crate) import: Option<PathBuf>,
     /// Print what changed from one file to another.
-    #[arg(long, num_args = 2, value_names = ["A", "B"], conflicts_with_all = ["import", "backend"])]
+    #[arg(long, num_args = 2, value_names = ["A", "B"], conflicts_with_all = FROM_DEVICES, conflicts_with_all = FOR_ONE)]
     pub(crate) diff: Vec<PathBuf>,
     /// Print one JSON object.
     #[arg(long)]

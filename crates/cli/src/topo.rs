@@ -212,7 +212,9 @@ fn print_measured(found: &Found, size: u64) {
         ));
     }
     output::note(&format!(
-        "  us: one small copy from its submission to its end; GB/s: copies of {}, 10^9 bytes a second",
+        "  us: one small copy from its submission to its end; GB/s: copies of {}, 10^9 bytes a second;\n  \
+         both ways: each direction while the other runs too; kernel: the same bytes moved by a kernel;\n  \
+         wrong: bytes that arrived other than they were sent",
         Bytes(size)
     ));
 }

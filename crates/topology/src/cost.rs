@@ -55,14 +55,14 @@ fn rounded_up(ns: f64) -> u64 {
 /// Bytes per second of one direction where nothing is known but the class and the number of links.
 ///
 /// These are planning figures for slow members of each family, so that an edge somebody vouched for wins over one we know nothing about:
-/// 18 GB/s per NVLink (first generation, achievable), 24 per xGMI link and 5 per Xe Link lane, 12 for PCIe 3.0 x16, 100 Gbit/s of network, and host memory as one thread copies it.
+/// 25 GB/s per NVLink (second to fourth generation), 24 per xGMI link and 5 per Xe Link lane, 12 for PCIe 3.0 x16, 100 Gbit/s of network, and host memory as one thread copies it.
 pub(crate) fn assumed_bandwidth(class: LinkClass, link_count: u32) -> Bandwidth {
     let links = f64::from(link_count.max(1));
     Bandwidth::from_gb_per_s(match class {
         LinkClass::SameDevice => 500.0,
         // Lanes of one link, whose sum is the same on all chips so far.
         LinkClass::NvLinkC2c => 300.0,
-        LinkClass::NvLink | LinkClass::NvSwitch => 18.0 * links,
+        LinkClass::NvLink | LinkClass::NvSwitch => 25.0 * links,
         LinkClass::Xgmi => 24.0 * links,
         LinkClass::XeLink => 5.0 * links,
         LinkClass::Network => 12.5 * links,

@@ -84,7 +84,7 @@ mod tests {
         let fabrics = joined(&[(0, 1), (0, 2), (1, 2), (3, 4)]).fabrics();
         let members: Vec<usize> = fabrics.iter().map(|fabric| fabric.members.len()).collect();
         assert_eq!(members, [3, 2]);
-        assert_eq!(fabrics[0].port_bandwidth.value.gb_per_s, 6.0 * 18.0);
+        assert_eq!(fabrics[0].port_bandwidth.value.gb_per_s, 6.0 * 25.0);
     }
 
     #[test]

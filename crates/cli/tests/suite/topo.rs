@@ -88,7 +88,7 @@ fn damaged_files_end_with_code_2_and_one_message_that_says_where() {
     for (name, content, said) in [
         ("token.txt", wrong.as_bytes(), &["NW4", "line 2"][..]),
         ("binary.txt", &[0xff, 0xfe, 0x00], &["binary.txt"]),
-        ("empty.txt", b"", &["empty.txt"]),
+        ("empty.txt", b"", &["empty.txt", "is empty"]),
     ] {
         for command in ["topo --import", "demo --impersonate"] {
             let file = folder.with(name, content);
@@ -143,6 +143,23 @@ fn measurements_are_kept_and_used_again() {
     assert_eq!(refused.status.code(), Some(1));
     assert!(text(&refused.stderr).contains(&damaged), "{}", text(&refused.stderr));
     assert_eq!(folder.read("cache.json"), "{", "what is not ours is not overwritten");
+}
+
+#[test]
+fn what_would_have_no_effect_is_refused() {
+    let folder = Folder::new();
+    let file = folder.with("machine.txt", MATRIX);
+    for extra in [&["--measure"][..], &["--devices", "3"], &["--links", "ring"], &["--size", "1M"]] {
+        let output = warpweft(&[&["topo", "--import", &file], extra].concat());
+        assert_eq!(output.status.code(), Some(2), "{extra:?}");
+        assert!(text(&output.stderr).contains(extra[0]), "{}", text(&output.stderr));
+        assert_eq!(warpweft(&[&["topo"], extra].concat()).status.code(), Some(2), "{extra:?} alone");
+    }
+    let svg = folder.named("a.svg");
+    assert_eq!(warpweft(&["topo", "--diff", &file, &file, "--svg", &svg]).status.code(), Some(2));
+    let saved = folder.with("report.json", &warpweft(&["topo", "--import", &file, "--json"]).stdout);
+    let output = warpweft(&["topo", "--import", &saved]);
+    assert!(text(&output.stderr).contains("--save"), "{}", text(&output.stderr));
 }
 
 #[test]

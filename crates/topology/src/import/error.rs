@@ -29,7 +29,7 @@ pub enum ImportError {
         column: usize,
     },
     /// Nothing in the input is a topology.
-    #[error("there is no topology table in this text, which says {said:?}")]
+    #[error("{}", no_table(said))]
     NoTable {
         /// The line that explains why, or else the first one.
         said: String,
@@ -225,11 +225,18 @@ pub enum Fault {
         count: usize,
     },
     /// JSON that does not have the shape of a topology.
-    #[error("not a topology: {reason}")]
+    #[error("not a topology as `to_json` and `warpweft topo --save` write it: {reason}")]
     Json {
         /// What the parser says.
         reason: String,
     },
+}
+
+fn no_table(said: &str) -> String {
+    match said {
+        "" => "the file is empty".to_owned(),
+        said => format!("there is no topology table in this text, which says {said:?}"),
+    }
 }
 
 impl Fault {

@@ -217,7 +217,7 @@ fn damaged_matrices_are_refused_with_the_place() {
 fn text_without_a_table_is_quoted() {
     check_refused("The driver could not be loaded: error 7\n", "error 7");
     check_refused("hello\n\nthe tool has failed\n", "the tool has failed");
-    check_refused("", "no topology table");
+    check_refused("", "the file is empty");
 }
 
 #[test]

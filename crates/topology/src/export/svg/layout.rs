@@ -363,6 +363,7 @@ fn group_text(edge: &Edge, members: usize) -> String {
         LinkClass::NvSwitch => {
             format!("NVSwitch fabric: every GPU has {links}{rate} per direction")
         }
+        LinkClass::Unknown => format!("all {members} reach each other; how is not known"),
         class => {
             format!("{class} between all {members}, no switch: every pair has {links}{rate} per direction")
         }

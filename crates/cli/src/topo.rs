@@ -15,7 +15,7 @@ use warpweft::{
     Bytes, Device, HostFunction, KernelCode, KernelContract, LinkEnd, Param, Runtime, Workgroup,
     topology::{
         NodeDesc, Topology, TopologyDiff, discover,
-        import::{Imported, Report, import_reader},
+        import::{Imported, Labelled, NvLinkReport, Report, import_reader},
     },
     transfer::{MeasureCache, MeasureConfig, MeasuredLink, apply, measure},
 };
@@ -187,11 +187,25 @@ fn print_json(found: &Found) -> anyhow::Result<()> {
 
 fn print(found: &Found, size: u64) {
     output::line(found.topology.to_matrix().trim_end());
+    if let Some(nvlink) = &found.report.nvlink {
+        print_nvlinks(nvlink);
+    }
     if !found.measured.is_empty() {
         print_measured(found, size);
     }
     for note in &found.notes {
         output::note(&format!("note: {note}"));
+    }
+}
+
+/// What a file says of links without naming their other ends.
+fn print_nvlinks(nvlink: &Labelled<NvLinkReport>) {
+    output::title("\nNVLinks, whose other ends the file does not name");
+    for (gpu, links) in &nvlink.0 {
+        let NvLinkReport { active, inactive, sum_gb_s, .. } = links;
+        output::line(format!(
+            "  {gpu:<6} {active:>2} active, {inactive} inactive, {sum_gb_s:.0} GB/s per direction"
+        ));
     }
 }
 

@@ -9,7 +9,7 @@ use crate::{Edge, Node, NodeKind, Topology};
 impl Topology {
     /// The pairs as a text table: devices and network cards as rows and columns, then affinities and a legend of the words used.
     ///
-    /// A matrix of NVIDIA links and PCIe paths can be imported again.
+    /// A matrix of NVIDIA links and PCIe paths can be imported again, unless a pair must not be used.
     /// Blanks in names become underscores, so that a name stays one word.
     pub fn to_matrix(&self) -> String {
         let endpoints = self.endpoints();
@@ -53,6 +53,9 @@ fn edge_word(edge: &Edge) -> String {
         Some(count) => format!("{word}{count}"),
         None => format!("{word}?"),
     };
+    if edge.veto.is_some() {
+        return "no".to_owned();
+    }
     match edge.class.value {
         LinkClass::NvLink | LinkClass::NvSwitch => counted("NV"),
         LinkClass::Xgmi => counted("XG"),
@@ -127,7 +130,8 @@ fn legend(words: &BTreeSet<String>) -> String {
         (words.contains("NODE"), "NODE", explain(PathClass::Node)),
         (words.contains("SYS"), "SYS", explain(PathClass::Sys)),
         (words.contains("PCIE"), "PCIE", "PCI Express, by an unknown path"),
-        (words.contains("?"), "?", "linked in an unknown way"),
+        (words.contains("?"), "?", "they reach each other; how is not known"),
+        (words.contains("no"), "no", "must not be used: refused by the driver, or it delivered wrong bytes"),
         (words.contains("-"), "-", "no link is known"),
     ];
     let mut text = "\nLegend:\n\n".to_owned();

@@ -55,6 +55,14 @@ fn a_matrix_is_written_as_people_know_it() {
 }
 
 #[test]
+fn a_matrix_tells_pairs_that_must_not_be_used() {
+    let matrix = topology("p2p-raw.txt").to_matrix();
+    let row = |name: &str| matrix.lines().find(|line| line.starts_with(name)).unwrap().to_owned();
+    assert!(row("GPU0").contains('?') && row("GPU2").contains("no"), "{matrix}");
+    assert!(matrix.contains("must not be used"), "{matrix}");
+}
+
+#[test]
 fn a_graph_is_written_with_one_node_per_fabric() {
     insta::assert_snapshot!(topology("nccl-switch.xml").to_dot());
 }

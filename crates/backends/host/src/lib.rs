@@ -38,8 +38,8 @@
 //! # Choices
 //!
 //! - A thread that waits for a semaphore runs quick work of the device itself instead of sleeping; waking
-//!   a sleeping thread costs tens of microseconds. Only work that should end within 50 us is taken that way,
-//!   so that a wait overruns its deadline by no more.
+//!   a sleeping thread costs tens of microseconds. Only copies, fills and kernels that say they are brief are
+//!   taken that way, and only if they should end in a quarter of the time left.
 //! - Workers spin for at most 20 us before they sleep, and only while a core would be idle.
 //! - A failed submission fails its queue, not the device.
 //!

@@ -192,7 +192,7 @@ impl ResidentCore {
             return self.failure().map_or(Ok(()), |failure| Err(ResidentError::Failed(failure)));
         }
         let started = started();
-        self.give(Order::Stop);
+        self.give_stop();
         Err(ResidentError::NotResident { kernel: self.name(), started, wanted: self.workgroups })
     }
 
@@ -218,11 +218,15 @@ impl ResidentCore {
             self.nap();
         }
         if self.is_outside() || self.context.failure().is_some() {
-            *self.seats.lock().unwrap_or_else(PoisonError::into_inner) = None;
+            self.give_seats_back();
         } else {
             // The device may still run a slice and nothing will tell when it ends: what it uses stays.
             std::mem::forget(self);
         }
+    }
+
+    fn give_seats_back(&self) {
+        *self.seats.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
     fn nap(&self) {
@@ -246,7 +250,7 @@ impl ResidentCore {
     fn top_up(&self, depth: usize) {
         let _one_at_a_time = self.launching.lock().unwrap_or_else(PoisonError::into_inner);
         while self.order() == Order::Run && !self.is_finished() && self.line().slices.len() < depth {
-            // SeqCst, with `give`: either it sees the order here, or the order's number covers this slice.
+            // SeqCst, with `leave`: either it sees the order here, or the order's number covers this slice.
             let number = self.issued.fetch_add(1, Ordering::SeqCst);
             if self.order() == Order::Run {
                 match self.launch_slice(number) {
@@ -330,11 +334,20 @@ impl ResidentCore {
         self.wake_feeder();
     }
 
-    fn give(&self, order: Order) {
-        self.order.store(order as u8, Ordering::SeqCst);
-        if order != Order::Run {
-            self.control.raise(header::LEAVE, self.issued.load(Ordering::SeqCst));
-        }
+    /// The order that stands for good.
+    fn give_stop(&self) {
+        self.order.store(Order::Stop as u8, Ordering::SeqCst);
+        self.leave();
+    }
+
+    /// Changes the order unless another came meanwhile, so that nothing goes on after a stop.
+    fn change_order(&self, from: Order, to: Order) -> bool {
+        self.order.compare_exchange(from as u8, to as u8, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+    }
+
+    /// Ends the slices that were launched before the order.
+    fn leave(&self) {
+        self.control.raise(header::LEAVE, self.issued.load(Ordering::SeqCst));
     }
 
     fn wake_feeder(&self) {
@@ -345,27 +358,36 @@ impl ResidentCore {
 
     fn park(&self, deadline: Deadline) -> Result<(), ResidentError> {
         self.require(ResidentState::Running, "park")?;
-        self.give(Order::Park);
-        self.wait_outside(deadline).inspect_err(|_| self.run_again())
+        self.change_order(Order::Run, Order::Park);
+        self.leave();
+        self.wait_outside(deadline).inspect_err(|_| {
+            self.run_again();
+        })
     }
 
     fn resume(&self) -> Result<(), ResidentError> {
         self.require(ResidentState::Parked, "resume")?;
-        self.run_again();
-        Ok(())
+        if self.run_again() { Ok(()) } else { self.require(ResidentState::Parked, "resume") }
     }
 
     fn stop(&self, deadline: Deadline) -> Result<(), ResidentError> {
-        self.give(Order::Stop);
+        self.give_stop();
         self.wake_feeder();
-        self.wait_outside(deadline)
+        self.wait_outside(deadline)?;
+        // Not left to the feeder, which may be late: the caller may start another resident right away.
+        self.give_seats_back();
+        Ok(())
     }
 
-    /// The first slice is launched here, since waking the feeder takes longer than that.
-    fn run_again(&self) {
-        self.order.store(Order::Run as u8, Ordering::SeqCst);
-        self.top_up(1);
-        self.wake_feeder();
+    /// Ends a park, unless a stop came meanwhile. The first slice is launched here, since waking the feeder
+    /// takes longer than that.
+    fn run_again(&self) -> bool {
+        let goes_on = self.change_order(Order::Park, Order::Run);
+        if goes_on {
+            self.top_up(1);
+            self.wake_feeder();
+        }
+        goes_on
     }
 
     fn wait_outside(&self, deadline: Deadline) -> Result<(), ResidentError> {
@@ -401,7 +423,10 @@ impl ResidentCore {
         match self.order() {
             _ if self.failure.get().is_some() => ResidentState::Failed,
             Order::Stop => ResidentState::Stopped,
-            _ if outside && self.is_finished() => ResidentState::Stopped,
+            _ if outside && self.is_finished() => {
+                self.give_seats_back();
+                ResidentState::Stopped
+            }
             Order::Park if outside => ResidentState::Parked,
             Order::Park | Order::Run => ResidentState::Running,
         }
@@ -594,7 +619,7 @@ impl Resident for CudaResident {
 
 impl Drop for CudaResident {
     fn drop(&mut self) {
-        self.core.give(Order::Stop);
+        self.core.give_stop();
         self.core.wake_feeder();
     }
 }

@@ -460,7 +460,7 @@ pub enum Failure {
 #[non_exhaustive]
 pub enum WaitError {
     /// The deadline passed. The work goes on.
-    #[error("timed out before the semaphore reached {awaited}; it is at {reached}, and the work goes on")]
+    #[error("timed out before the semaphore reached {awaited}; it is at {reached}")]
     Timeout {
         /// The value waited for.
         awaited: u64,

@@ -14,6 +14,8 @@ use warpweft_core_types::{
 
 use crate::{
     compiler::Compiler,
+    config::CudaConfig,
+    context::left,
     device::{CudaDevice, Facts, Shared},
     driver::{Driver, unavailable},
     peer::PeerTable,
@@ -46,8 +48,17 @@ impl CudaBackend {
     ///
     /// [`OpenError::Unavailable`] that names what is missing and how to get it.
     pub fn new() -> Result<Self, OpenError> {
-        let driver = Driver::open()?;
-        let (cuda_major, _) = driver.version().map_err(OpenError::Driver)?;
+        Self::with_config(&CudaConfig::default())
+    }
+
+    /// The same with libraries that are named.
+    ///
+    /// # Errors
+    ///
+    /// As [`new`](Self::new).
+    pub fn with_config(config: &CudaConfig) -> Result<Self, OpenError> {
+        let driver = Driver::open(config.driver.as_deref())?;
+        let (cuda_major, _) = driver.version();
         let devices = enumerate(&driver).map_err(OpenError::Driver)?;
         let peers = PeerTable::ask(&driver, &devices).map_err(OpenError::Driver)?;
         let facts: Vec<Facts> = devices
@@ -60,7 +71,7 @@ impl CudaBackend {
         let shared = Shared {
             driver,
             peers: Arc::new(peers),
-            compiler: Compiler::find_at_most(cuda_major),
+            compiler: config.nvrtc.as_ref().map_or_else(|| Compiler::find_at_most(cuda_major), Compiler::at),
             infos: facts.iter().map(|facts| facts.info.clone()).collect(),
             reactor,
         };
@@ -69,11 +80,7 @@ impl CudaBackend {
     }
 
     /// The newest CUDA version the driver speaks, as major and minor.
-    ///
-    /// # Errors
-    ///
-    /// The driver's, if it does not say.
-    pub fn driver_version(&self) -> Result<(u32, u32), DriverError> {
+    pub fn driver_version(&self) -> (u32, u32) {
         self.shared.driver.version()
     }
 
@@ -109,6 +116,9 @@ impl Backend for CudaBackend {
             ordinal,
             device_count: u32::try_from(self.slots.len()).unwrap_or(u32::MAX),
         })?;
+        if self.shared.driver.origin.is_left() {
+            return Err(OpenError::Failed(left(slot.facts.info.id)));
+        }
         let missing = required - slot.facts.features(&self.shared.peers);
         if !missing.is_empty() {
             return Err(OpenError::Unsupported { device: slot.facts.info.id, missing });
@@ -148,7 +158,7 @@ fn facts_of(driver: &Driver, device: CUdevice, ordinal: u32) -> Result<Facts, Dr
         device: u8::try_from(ask(Attribute::CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID)?).unwrap_or(u8::MAX),
         function: 0,
     };
-    let (major, minor) = driver.version()?;
+    let (major, minor) = driver.version();
     let info = DeviceInfo {
         id: DeviceId { backend: NAME, ordinal, uuid: uuid_of(driver, device)? },
         name: name_of(driver, device)?,

@@ -47,7 +47,12 @@ impl Compiler {
         Self::find_at_most(u32::MAX)
     }
 
-    /// The same, preferring versions up to `cuda_major`: a driver may not load what a newer compiler made.
+    /// The compiler in this file and no other. Nothing is loaded yet.
+    pub fn at(path: impl Into<PathBuf>) -> Self {
+        Self { candidates: vec![path.into()], loaded: OnceLock::new() }
+    }
+
+    /// As [`find`](Self::find), preferring versions up to `cuda_major`: a driver may not load what a newer compiler made.
     pub(crate) fn find_at_most(cuda_major: u32) -> Self {
         let mut candidates: Vec<PathBuf> = installed();
         candidates.extend(PLAIN_NAMES.iter().map(PathBuf::from));
@@ -331,8 +336,7 @@ mod tests {
 
     #[test]
     fn a_machine_without_a_compiler_is_told_how_to_get_one() {
-        let nowhere =
-            Compiler { candidates: vec![PathBuf::from("libnvrtc-of-nobody.so")], loaded: OnceLock::new() };
+        let nowhere = Compiler::at("libnvrtc-of-nobody.so");
         let error = nowhere.compile("", (9, 0)).unwrap_err();
         assert!(matches!(error, LoadError::Library { .. }));
         let text = error.to_string();

@@ -68,9 +68,11 @@
 mod backend;
 mod cold;
 mod compiler;
+mod config;
 mod context;
 mod device;
 mod driver;
+mod fork;
 mod header;
 mod memory;
 mod module;
@@ -84,3 +86,4 @@ mod work;
 
 pub use backend::CudaBackend;
 pub use compiler::Compiler;
+pub use config::CudaConfig;

@@ -236,6 +236,9 @@ impl Arena {
     }
 
     fn give_back(&self, memory: Memory) {
+        if self.context.is_left() {
+            return;
+        }
         match memory {
             Memory::Pool { address } => {
                 let Ok(_current) = self.context.enter() else { return };
@@ -282,6 +285,9 @@ impl fmt::Debug for Arena {
 impl Drop for Arena {
     #[expect(unsafe_code, reason = "calls the driver")]
     fn drop(&mut self) {
+        if self.context.is_left() {
+            return;
+        }
         for block in std::mem::take(&mut *self.pinned()).into_values().flatten() {
             // SAFETY: pinned by `pin`; its last buffer is dropped, which is how it came into the list, and
             // the list is emptied here. An error leaves it pinned.
@@ -386,6 +392,10 @@ impl Buffer for CudaBuffer {
     #[expect(unsafe_code, reason = "asserts the mapping's validity")]
     fn mapping(&self) -> Option<HostMapping<'_>> {
         let len = usize::try_from(self.size).ok()?;
+        // A forked process may not have inherited the memory.
+        if self.arena.context.is_left() {
+            return None;
+        }
         // SAFETY: the block holds `size` bytes and stays pinned while `self` lives, from which the mapping
         // borrows; no code of this crate makes references to the memory of a buffer it hands out.
         self.host().map(|base| unsafe { HostMapping::new(base, len) })

@@ -148,6 +148,9 @@ impl QueueCore {
     }
 
     fn submit(self: &Arc<Self>, submission: &Submission<'_>) -> Result<SubmissionId, SubmitError> {
+        if let Some(failure) = self.context.left() {
+            return Err(SubmitError::Failed(failure));
+        }
         for op in submission.ops {
             check_work(self.context.device, &self.peers, &Work::from(op))?;
         }
@@ -553,6 +556,6 @@ impl Queue for CudaQueue {
     }
 
     fn failure(&self) -> Option<Arc<Failure>> {
-        self.core.lock().failure.clone()
+        self.core.context.left().or_else(|| self.core.lock().failure.clone())
     }
 }

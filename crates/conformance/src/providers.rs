@@ -6,8 +6,9 @@ use std::{
 };
 
 use warpweft_core_types::{Backend, Device, Features, LinkClass, OpenError};
-use warpweft_cuda::CudaBackend;
+use warpweft_cuda::{CudaBackend, CudaConfig};
 use warpweft_host::{HostBackend, HostDeviceConfig, LinkSpec};
+use warpweft_stand_in_cuda::StandIn;
 use warpweft_wrappers::{FaultConfig, FaultyBackend, TracingBackend, ValidatingBackend};
 
 use crate::harness::{Opener, Provider};
@@ -35,6 +36,9 @@ pub(crate) fn all() -> Vec<Provider> {
             ..host("host, failures apart", || Ok(Arc::new(HostBackend::with_devices(4)?)))
         },
         Provider::new("host + other host", "host", vec![two_hosts, two_hosts]),
+        // A driver of its own for every run, so that a fault of one is nothing to the others.
+        Provider::new("cuda, stand-in", "stand-in", vec![stand_in_gpus]),
+        Provider::new("host + cuda, stand-in", "stand-in", vec![two_hosts, stand_in_gpus]),
         cuda("cuda", vec![gpus]),
         cuda("host + cuda", vec![two_hosts, gpus]),
     ]
@@ -57,6 +61,14 @@ fn cuda(label: &'static str, open: Vec<Opener>) -> Provider {
         loses_devices: true,
         ..Provider::new(label, "cuda", open)
     }
+}
+
+/// The CUDA backend on a driver that is made of host threads.
+fn stand_in_gpus() -> Result<Arc<dyn Backend>, OpenError> {
+    let missing =
+        |error: std::io::Error| OpenError::Unavailable { backend: "stand-in", missing: format!("{error}") };
+    let driver = StandIn::load().map_err(missing)?;
+    Ok(Arc::new(CudaBackend::with_config(&CudaConfig::default().with_driver(driver.path()))?))
 }
 
 /// GPUs that stay open.

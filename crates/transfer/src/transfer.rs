@@ -10,8 +10,7 @@ use std::{
 };
 
 use warpweft_core_types::{
-    BufferDesc, BufferView, CopyRegion, Deadline, Device, DeviceId, MemoryKind, OpenError, RangeError,
-    SemaphorePoint,
+    BufferDesc, BufferView, CopyRegion, Deadline, Device, DeviceId, OpenError, RangeError, SemaphorePoint,
 };
 
 use crate::{
@@ -271,7 +270,7 @@ impl Transfer {
     ) -> Result<(), TransferError> {
         let deadline = deadline.into();
         check_len(from.len(), dst)?;
-        if dst.buffer().kind() == MemoryKind::HostVisible {
+        if dst.buffer().kind().is_host_visible() {
             return Ok(dst.write(from)?);
         }
         let mut windows = self.windows(dst)?.map(|window| (window, None::<CopyHandle>));
@@ -305,7 +304,7 @@ impl Transfer {
     ) -> Result<(), TransferError> {
         let deadline = deadline.into();
         check_len(into.len(), src)?;
-        if src.buffer().kind() == MemoryKind::HostVisible {
+        if src.buffer().kind().is_host_visible() {
             return Ok(src.read(into)?);
         }
         let windows = self.windows(src)?;

@@ -51,8 +51,8 @@ pub(crate) const PEER_ACCESS_ALREADY_ENABLED: i64 = 704;
 pub(crate) struct Handle<T>(NonNull<T>);
 
 impl<T> Handle<T> {
-    /// Wraps what a successful creating call wrote.
-    fn written(raw: *mut T) -> Option<Self> {
+    /// Wraps what a successful creating call wrote, or what a program says is a handle; `None` for zero.
+    pub(crate) fn written(raw: *mut T) -> Option<Self> {
         NonNull::new(raw).map(Self)
     }
 

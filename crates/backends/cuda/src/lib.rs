@@ -66,12 +66,16 @@
 //! graphs, and facts about links that only NVML knows.
 
 mod backend;
+mod cache;
+mod clock;
 mod cold;
 mod compiler;
 mod context;
 mod device;
 mod driver;
+mod graph;
 mod header;
+mod interop;
 mod memory;
 mod module;
 mod peer;
@@ -80,7 +84,11 @@ mod reactor;
 mod resident;
 mod semaphore;
 mod stream;
+#[cfg(unix)]
+mod virtual_memory;
 mod work;
 
 pub use backend::CudaBackend;
 pub use compiler::Compiler;
+pub use context::NativeContext;
+pub use interop::{ADDRESS, CONTEXT, STREAM};

@@ -8,7 +8,7 @@ use warpweft_core_types::{
 };
 
 use crate::{
-    context::{Context, PATIENCE},
+    context::{Context, PATIENCE, refusal},
     harness::{Case, Verdict},
 };
 
@@ -77,7 +77,7 @@ fn other_views_are_refused(cx: &Context) -> Verdict {
     let (clock, view) = (clock(cx)?, cx.window(0, 32)?);
     for range in [0..4, 0..16, 4..12] {
         let wrong = view.slice(range.clone())?;
-        let error = TimestampRegion::new(clock, &wrong).unwrap_err();
+        let error = refusal(TimestampRegion::new(clock, &wrong))?;
         assert!(matches!(error, RangeError::NoTimestamp { .. }), "{range:?}: {error}");
     }
     Ok(())

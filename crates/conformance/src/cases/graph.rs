@@ -7,7 +7,7 @@ use warpweft_core_types::{
 };
 
 use crate::{
-    context::{Context, PATIENCE, gate},
+    context::{Context, PATIENCE, gate, refusal},
     harness::{Case, Verdict},
     kernels,
 };
@@ -201,17 +201,17 @@ fn wrong_nodes_are_named(cx: &Context) -> Verdict {
     let device = cx.device(0).as_ref();
     for after in [1, 2, 7] {
         let nodes = [GraphNode::new(fill(&memory, 1), &[]), GraphNode::new(fill(&memory, 2), &[after])];
-        let error = PreparedGraph::new(device, &nodes).unwrap_err();
+        let error = refusal(PreparedGraph::new(device, &nodes))?;
         assert!(matches!(error, GraphError::Edge { node: 1, after: from } if from == after), "{error}");
     }
     let mut graph = prepare(cx, &[GraphNode::new(fill(&memory, 1), &[])])?;
     let other = memory.slice(0..8)?;
-    let wrong = graph.set(0, &Op::Copy(CopyRegion::new(&other, &memory.slice(8..16)?)?)).unwrap_err();
+    let wrong = refusal(graph.set(0, &Op::Copy(CopyRegion::new(&other, &memory.slice(8..16)?)?)))?;
     assert!(matches!(wrong, GraphError::OtherKind { node: 0, expected: "fill", actual: "copy" }), "{wrong}");
-    let wrong = graph.set(3, &Op::Fill(FillRegion::bytes(&memory, 1))).unwrap_err();
+    let wrong = refusal(graph.set(3, &Op::Fill(FillRegion::bytes(&memory, 1))))?;
     assert!(matches!(wrong, GraphError::NoSuchNode { node: 3, node_count: 1 }), "{wrong}");
     let nested = [GraphNode::new(&Op::Replay(&graph), &[])];
-    let wrong = PreparedGraph::new(device, &nested).unwrap_err();
+    let wrong = refusal(PreparedGraph::new(device, &nested))?;
     assert!(matches!(wrong, GraphError::Node { node: 0, .. }), "{wrong}");
     // Nothing of this broke the graph.
     cx.lane(0)?.run(&[Op::Replay(&graph)])?;
@@ -222,7 +222,7 @@ fn wrong_nodes_are_named(cx: &Context) -> Verdict {
 fn another_device_refuses_it(cx: &Context) -> Verdict {
     let graph = prepare(cx, &[GraphNode::new(fill(&cx.memory(0, 16)?, 1), &[])])?;
     let owner = cx.infos[0].id;
-    let refusal = cx.lane(1)?.submit(&[], &[Op::Replay(&graph)]).unwrap_err();
+    let refusal = refusal(cx.lane(1)?.submit(&[], &[Op::Replay(&graph)]))?;
     assert!(
         matches!(refusal, SubmitError::Foreign { what: "graph", owner: named, .. } if named == owner),
         "{refusal}"

@@ -9,7 +9,7 @@ use warpweft_core_types::{
 };
 
 use crate::{
-    context::{Context, PATIENCE, gate},
+    context::{Context, PATIENCE, gate, refusal},
     harness::{Case, Verdict},
 };
 
@@ -17,10 +17,9 @@ const NEEDS: Features = Features::INTEROP.union(Features::HOST_VISIBLE_MEMORY);
 
 pub(super) const CASES: &[Case] =
     &[
-        Case::new("interop::a_queue_comes_back_as_itself", a_queue_comes_back_as_itself)
-            .needs(NEEDS)
-            .covers(&["Device::interop",
-        "Interop::device_handle", "Interop::queue_handle", "Interop::import_queue"]),
+        Case::new("interop::a_queue_comes_back_as_itself", a_queue_comes_back_as_itself).needs(NEEDS).covers(
+            &["Device::interop", "Interop::device_handle", "Interop::queue_handle", "Interop::import_queue"],
+        ),
         Case::new("interop::memory_comes_back_as_itself", memory_comes_back_as_itself)
             .needs(NEEDS)
             .covers(&["Interop::buffer_handle", "Interop::import_buffer"]),
@@ -85,11 +84,11 @@ fn wrong_handles_are_refused(cx: &Context) -> Verdict {
     let family = family(cx)?;
     let none: Arc<()> = Arc::new(());
     let other = NativeHandle { kind: "VkQueue", value: 1 };
-    let error = family.import_queue(again(other, none.clone()), &QueueDesc::default()).unwrap_err();
+    let error = refusal(family.import_queue(again(other, none.clone()), &QueueDesc::default()))?;
     assert!(matches!(error, InteropError::Refused { .. }), "{error}");
     for (value, size) in [(0, 4096), (4096, 0)] {
         let handle = NativeHandle { kind: "address", value };
-        let error = family.import_buffer(memory(handle, size, none.clone())).unwrap_err();
+        let error = refusal(family.import_buffer(memory(handle, size, none.clone())))?;
         assert!(matches!(error, InteropError::Refused { .. }), "{error}");
     }
     Ok(())
@@ -135,7 +134,7 @@ fn captured_work_is_a_node(cx: &Context) -> Verdict {
     lane.queue.submit(&Submission { ops: &[Op::Replay(&graph)], signals, ..Submission::default() })?;
     done.wait(PATIENCE)?;
     assert_eq!(cx.download(0, &target)?, [9; 64]);
-    let error = family.capture(Vec::new(), &mut |_| Err("changed my mind".into())).unwrap_err();
+    let error = refusal(family.capture(Vec::new(), &mut |_| Err("changed my mind".into())))?;
     assert!(matches!(&error, InteropError::Capture { reason, .. } if reason.contains("changed")), "{error}");
     Ok(())
 }

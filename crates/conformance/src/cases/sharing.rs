@@ -6,7 +6,7 @@ use warpweft_core_types::{
 };
 
 use crate::{
-    context::{Context, pattern},
+    context::{Context, pattern, refusal},
     harness::{Case, Verdict},
 };
 
@@ -14,10 +14,9 @@ const NEEDS: Features = Features::SHARED_MEMORY.union(Features::HOST_VISIBLE_MEM
 
 pub(super) const CASES: &[Case] =
     &[
-        Case::new("sharing::an_import_is_the_same_memory", an_import_is_the_same_memory)
-            .needs(NEEDS)
-            .covers(&["Device::sharing",
-        "Sharing::allocate_shareable", "Sharing::export", "Sharing::import_shared"]),
+        Case::new("sharing::an_import_is_the_same_memory", an_import_is_the_same_memory).needs(NEEDS).covers(
+            &["Device::sharing", "Sharing::allocate_shareable", "Sharing::export", "Sharing::import_shared"],
+        ),
         Case::new("sharing::an_import_outlives_its_source", an_import_outlives_its_source).needs(NEEDS),
         Case::new("sharing::what_cannot_be_shared_is_refused", what_cannot_be_shared_is_refused).needs(NEEDS),
     ];
@@ -58,20 +57,20 @@ fn an_import_outlives_its_source(cx: &Context) -> Verdict {
 
 fn what_cannot_be_shared_is_refused(cx: &Context) -> Verdict {
     let family = family(cx)?;
-    assert!(matches!(family.allocate_shareable(0).unwrap_err(), AllocError::ZeroSize { .. }));
+    assert!(matches!(refusal(family.allocate_shareable(0))?, AllocError::ZeroSize { .. }));
     let plain = cx.upload(0, &pattern(4096, 1))?;
-    let error = family.export(plain.buffer().as_ref()).unwrap_err();
+    let error = refusal(family.export(plain.buffer().as_ref()))?;
     assert!(matches!(error, AllocError::CannotExport { .. }), "{error}");
     let exported = family.export(family.allocate_shareable(4096)?.as_ref())?;
     let elsewhere = SharedMemory { device: DeviceUuid::from_bytes([0xee; 16]), ..exported };
-    let error = family.import_shared(elsewhere).unwrap_err();
+    let error = refusal(family.import_shared(elsewhere))?;
     assert!(matches!(error, AllocError::CannotImport { .. }), "{error}");
     let exported = family.export(family.allocate_shareable(4096)?.as_ref())?;
-    let error = family.import_shared(SharedMemory { size: 1 << 40, ..exported }).unwrap_err();
+    let error = refusal(family.import_shared(SharedMemory { size: 1 << 40, ..exported }))?;
     assert!(matches!(error, AllocError::CannotImport { .. }), "{error}");
     let null = std::fs::File::open("/dev/null")?.into();
     let wrong = SharedMemory { device: cx.infos[0].id.uuid, size: 4096, descriptor: null };
-    let error = family.import_shared(wrong).unwrap_err();
+    let error = refusal(family.import_shared(wrong))?;
     assert!(matches!(error, AllocError::CannotImport { .. }), "{error}");
     Ok(())
 }

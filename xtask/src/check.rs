@@ -3,6 +3,7 @@
 use anyhow::Result;
 
 use crate::cmd::Cmd;
+use crate::codegen;
 use crate::report::Report;
 use crate::tidy;
 use crate::tools::{DENY, TYPOS, Tool};
@@ -21,6 +22,7 @@ pub(crate) fn check(workspace: &Workspace, report: &mut Report, require_tools: b
     report.step("tidy", |_| tidy::run(workspace));
     let clippy = Cmd::new("cargo clippy --workspace --all-targets --locked -- -D warnings");
     report.step("clippy", |_| clippy.run());
+    codegen::check(workspace, report, require_tools);
 
     let mut with = |tool: &Tool, step: &str, args: &str| match tool.find(workspace) {
         Some(program) => {

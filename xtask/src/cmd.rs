@@ -69,6 +69,18 @@ impl Cmd {
         Ok(String::from_utf8(output.stdout)?)
     }
 
+    /// Runs the command and returns what it prints, errors too, instead of showing it; shows it on failure.
+    pub(crate) fn all_output(&self) -> Result<String> {
+        let output = self.start()?.output().with_context(|| self.cannot_start())?;
+        let text = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+        let text = text.concat();
+        if !output.status.success() {
+            println!("{text}");
+        }
+        self.judge(output.status)?;
+        Ok(text)
+    }
+
     /// Whether the command can be started and succeeds; what it prints is dropped.
     pub(crate) fn succeeds(&self) -> Result<bool> {
         let status = self.start()?.stdout(Stdio::null()).stderr(Stdio::null()).status();

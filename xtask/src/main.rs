@@ -8,6 +8,7 @@
 mod bench;
 mod check;
 mod cmd;
+mod codegen;
 mod features;
 mod fuzz;
 mod report;
@@ -39,12 +40,14 @@ enum Verb {
         #[arg(long)]
         check: bool,
     },
-    /// Judge the text: fmt, tidy, clippy, and typos and deny where they are installed
+    /// Judge the text: fmt, tidy, clippy, kernels, and typos and deny where they are installed
     Check {
         /// Fail where a tool is not installed, and look up advisories too
         #[arg(long)]
         require_tools: bool,
     },
+    /// Compile the CUDA C of every `kernels` folder to the PTX beside it
+    Codegen(codegen::Options),
     /// Check the rules of this workspace that no other tool knows
     Tidy,
     /// Run every leg of the tests that can run here, and name the others
@@ -87,6 +90,7 @@ fn run(verb: Verb) -> Result<()> {
     match verb {
         Verb::Setup { check } => tools::setup(&workspace, check),
         Verb::Check { require_tools } => check::run(&workspace, require_tools),
+        Verb::Codegen(options) => codegen::run(&workspace, &options),
         Verb::Tidy => tidy::run(&workspace),
         Verb::Test(options) => test::run(&workspace, &options),
         Verb::Loom => test::run_loom(&workspace),
@@ -128,6 +132,7 @@ Examples:
   cargo xtask test -- ring::               only tests with `ring::` in their name
   cargo xtask fuzz --seconds 60            each fuzz target for a minute
   cargo xtask bench --compare main         ratios against readings kept for `main`
+  cargo xtask codegen                      after a change to a kernel in CUDA C
   cargo xtask setup --check                which tools are there, and how to get the others
   cargo xtask help test                    the options of one verb";
 

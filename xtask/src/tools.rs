@@ -1,4 +1,4 @@
-//! Programs that come with neither cargo nor rustup: found on the PATH or under `target/tools`.
+//! Programs and libraries that come with neither cargo nor rustup: found on the PATH or under `target/tools`.
 
 use std::env;
 use std::path::PathBuf;
@@ -34,8 +34,41 @@ pub(crate) const FUZZ: Tool = Tool {
     purpose: "fuzzing, run by `fuzz` on a nightly toolchain",
 };
 
+/// One file out of a package of Python's index, where NVIDIA's compilers are by version and without a toolkit.
+#[derive(Debug)]
+pub(crate) struct Wheel {
+    name: &'static str,
+    package: &'static str,
+    /// Below the folder that the package is unpacked into.
+    file: &'static str,
+    purpose: &'static str,
+}
+
+/// The oldest compiler whose PTX every driver that we support takes.
+pub(crate) const NVRTC_12: Wheel = Wheel {
+    name: "nvrtc-12.0",
+    package: "nvidia-cuda-nvrtc-cu12==12.0.*",
+    file: "nvidia/cuda_nvrtc/lib/libnvrtc.so.12",
+    purpose: "compiles kernels to PTX, run by `codegen`",
+};
+
+pub(crate) const NVRTC_13: Wheel = Wheel {
+    name: "nvrtc-13.0",
+    package: "nvidia-cuda-nvrtc==13.0.*",
+    file: "nvidia/cu13/lib/libnvrtc.so.13",
+    purpose: "compiles kernels to machine code, run by `check`",
+};
+
+pub(crate) const PTXAS: Wheel = Wheel {
+    name: "ptxas-13.0",
+    package: "nvidia-cuda-nvcc==13.0.*",
+    file: "nvidia/cu13/bin/ptxas",
+    purpose: "assembles PTX, run by `check`",
+};
+
 /// What `setup` brings; cargo-fuzz is left to those who fuzz.
 const BROUGHT: [&Tool; 2] = [&TYPOS, &DENY];
+const BROUGHT_WHEELS: [&Wheel; 3] = [&NVRTC_12, &NVRTC_13, &PTXAS];
 
 impl Tool {
     /// Where the program lies, our own copy first.
@@ -53,27 +86,49 @@ impl Tool {
     }
 }
 
+impl Wheel {
+    pub(crate) fn find(&self, workspace: &Workspace) -> Option<PathBuf> {
+        Some(self.folder(workspace).join(self.file)).filter(|path| path.is_file())
+    }
+
+    /// What to say where it is needed and not there.
+    pub(crate) fn absence(&self) -> String {
+        format!("{} is not installed: cargo xtask setup", self.name)
+    }
+
+    fn folder(&self, workspace: &Workspace) -> PathBuf {
+        tools_folder(workspace).join(self.name)
+    }
+
+    fn install(&self, workspace: &Workspace) -> Cmd {
+        Cmd::new("python3 -m pip install --quiet --disable-pip-version-check --no-deps --only-binary :all: --target")
+            .path(&self.folder(workspace))
+            .arg(self.package)
+    }
+}
+
 /// Brings what `check` needs and is not there; with `only_report`, says what that is instead.
 pub(crate) fn setup(workspace: &Workspace, only_report: bool) -> Result<()> {
+    let tools =
+        BROUGHT.map(|tool| (tool.program, tool.purpose, tool.find(workspace), tool.install(workspace)));
+    let wheels = BROUGHT_WHEELS
+        .map(|wheel| (wheel.name, wheel.purpose, wheel.find(workspace), wheel.install(workspace)));
+    let parts = tools.into_iter().chain(wheels);
+    let count = BROUGHT.len() + BROUGHT_WHEELS.len();
     let mut missing = Vec::new();
-    for tool in BROUGHT {
-        match tool.find(workspace) {
-            Some(path) => println!("found    {:10}  {}", tool.program, path.display()),
+    for (name, purpose, found, install) in parts {
+        match found {
+            Some(path) => println!("found    {name:10}  {}", path.display()),
             None => {
-                println!(
-                    "missing  {:10}  {}; to get it: {}",
-                    tool.program,
-                    tool.purpose,
-                    tool.install(workspace)
-                );
-                missing.push(tool);
+                println!("missing  {name:10}  {purpose}; to get it: {install}");
+                missing.push(install);
             }
         }
     }
     if only_report && !missing.is_empty() {
-        bail!("{} of {} tools are missing: `cargo xtask setup` brings them", missing.len(), BROUGHT.len());
+        bail!("{} of {count} tools are missing: `cargo xtask setup` brings them", missing.len());
     }
-    missing.iter().try_for_each(|tool| tool.install(workspace).run())
+    missing.iter().try_for_each(Cmd::run)
 }
 
 fn tools_folder(workspace: &Workspace) -> PathBuf {

@@ -4,8 +4,9 @@ use std::{sync::Arc, time::Duration};
 
 use libtest_mimic::Failed;
 use warpweft_core_types::{
-    Backend, Buffer, BufferDesc, BufferView, CopyRegion, Device, DeviceInfo, Features, Kernel, KernelCode,
-    Op, OpenError, Queue, QueueDesc, Semaphore, SemaphorePoint, Submission, SubmissionId, SubmitError,
+    AllocError, Backend, Buffer, BufferDesc, BufferView, CopyRegion, Device, DeviceInfo, Failure, Features,
+    Kernel, KernelCode, Op, OpenError, Queue, QueueDesc, Semaphore, SemaphorePoint, Submission, SubmissionId,
+    SubmitError,
 };
 
 use crate::harness::Case;
@@ -18,28 +19,45 @@ pub(crate) const MOMENT: Duration = Duration::from_millis(20);
 
 /// The devices of one run.
 pub(crate) struct Context {
-    pub(crate) backend: Arc<dyn Backend>,
+    /// All that could be opened: of several backends by turns, so that neighbours differ.
     pub(crate) infos: Vec<DeviceInfo>,
+    /// The backend of each.
+    backends: Vec<Arc<dyn Backend>>,
     devices: Vec<Arc<dyn Device>>,
 }
 
 impl Context {
     /// Opens the first devices; says what the case needs that they lack. A device that is there and cannot be
     /// opened is a failure.
-    pub(crate) fn open(backend: Arc<dyn Backend>, case: &Case) -> Result<Result<Self, String>, Failed> {
-        let infos = backend.devices()?;
-        if infos.len() < case.devices as usize {
-            return Ok(Err(format!("needs {} devices, there are {}", case.devices, infos.len())));
+    pub(crate) fn open(backends: &[Arc<dyn Backend>], case: &Case) -> Result<Result<Self, String>, Failed> {
+        let (infos, backends) = by_turns(backends)?.into_iter().unzip();
+        let mut context = Self { infos, backends, devices: Vec::new() };
+        if context.infos.len() < case.devices as usize {
+            return Ok(Err(format!("needs {} devices, there are {}", case.devices, context.infos.len())));
         }
-        let mut devices = Vec::new();
-        for ordinal in 0..case.devices {
-            match backend.open(ordinal, case.needs) {
-                Ok(device) => devices.push(device),
+        for position in 0..case.devices as usize {
+            match context.open_device(position, case.needs) {
+                Ok(device) => context.devices.push(device),
                 Err(error @ OpenError::Unsupported { .. }) => return Ok(Err(error.to_string())),
                 Err(error) => return Err(error.into()),
             }
         }
-        Ok(Ok(Self { backend, infos, devices }))
+        Ok(Ok(context))
+    }
+
+    /// Opens the device at this position of `infos`, whether the case asked for that many or not.
+    pub(crate) fn open_device(&self, position: usize, needs: Features) -> Result<Arc<dyn Device>, OpenError> {
+        self.backends[position].open(self.infos[position].id.ordinal, needs)
+    }
+
+    /// The backend of the first device.
+    pub(crate) fn backend(&self) -> &dyn Backend {
+        &*self.backends[0]
+    }
+
+    /// Whether two positions of `infos` are of one backend, opened once.
+    pub(crate) fn share_backend(&self, one: usize, other: usize) -> bool {
+        Arc::ptr_eq(&self.backends[one], &self.backends[other])
     }
 
     /// The device with this position in the run.
@@ -49,6 +67,17 @@ impl Context {
 
     pub(crate) fn devices(&self) -> &[Arc<dyn Device>] {
         &self.devices
+    }
+
+    /// Checks that a device which a fault took says so, and refuses what comes after.
+    pub(crate) fn stays_lost(&self, position: usize) -> Result<(), Failed> {
+        let device = self.device(position);
+        assert!(matches!(device.failure().as_deref(), Some(Failure::DeviceLost { .. })), "{device:?}");
+        let queue = device.create_queue(&QueueDesc::default()).err().ok_or("a lost device made a queue")?;
+        assert!(matches!(queue, OpenError::Failed(_)), "{queue}");
+        let memory = device.allocate(&BufferDesc::device(16)).err().ok_or("a lost device gave memory")?;
+        assert!(matches!(memory, AllocError::Failed(_)), "{memory}");
+        Ok(())
     }
 
     /// A queue and a semaphore of the device with this position.
@@ -97,6 +126,22 @@ impl Context {
         let bytes = self.download(position, view)?;
         Ok(bytes.as_chunks().0.iter().map(|word| u32::from_le_bytes(*word)).collect())
     }
+}
+
+/// A device that can be opened, and by which backend.
+type Placed = (DeviceInfo, Arc<dyn Backend>);
+
+/// The devices of all backends, one of each by turns.
+fn by_turns(backends: &[Arc<dyn Backend>]) -> Result<Vec<Placed>, OpenError> {
+    let infos = backends.iter().map(|backend| backend.devices()).collect::<Result<Vec<_>, _>>()?;
+    let most = infos.iter().map(Vec::len).max().unwrap_or(0);
+    let mut devices = Vec::new();
+    for turn in 0..most {
+        let all = infos.iter().zip(backends);
+        devices
+            .extend(all.filter_map(|(infos, backend)| Some((infos.get(turn)?.clone(), Arc::clone(backend)))));
+    }
+    Ok(devices)
 }
 
 /// A queue with a semaphore that each submission raises by one.

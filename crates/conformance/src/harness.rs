@@ -1,11 +1,14 @@
 //! Cases, providers, and the verdict on each pair of them.
 
-use std::{process::ExitCode, sync::Arc};
+use std::{
+    process::ExitCode,
+    sync::{Arc, Mutex, PoisonError},
+};
 
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use warpweft_core_types::{Backend, Features, OpenError};
 
-use crate::{cases, context::Context, providers};
+use crate::{apart, cases, context::Context, providers};
 
 /// What a case returns; any error or panic fails it.
 pub(crate) type Verdict = Result<(), Failed>;
@@ -21,13 +24,23 @@ pub(crate) struct Case {
     pub(crate) covers: &'static [&'static str],
     pub(crate) needs: Features,
     pub(crate) devices: u32,
+    /// Its kernels fail, which loses some devices to the process.
+    may_lose_device: bool,
     condition: Option<Condition>,
     pub(crate) body: fn(&Context) -> Verdict,
 }
 
 impl Case {
     pub(crate) const fn new(name: &'static str, body: fn(&Context) -> Verdict) -> Self {
-        Self { name, covers: &[], needs: Features::empty(), devices: 1, condition: None, body }
+        Self {
+            name,
+            covers: &[],
+            needs: Features::empty(),
+            devices: 1,
+            may_lose_device: false,
+            condition: None,
+            body,
+        }
     }
 
     pub(crate) const fn covers(mut self, covers: &'static [&'static str]) -> Self {
@@ -46,6 +59,12 @@ impl Case {
         self
     }
 
+    /// Its kernels fail. Where that loses the device, the case runs in a process of its own.
+    pub(crate) const fn may_lose_device(mut self) -> Self {
+        self.may_lose_device = true;
+        self
+    }
+
     /// How many devices it works on.
     pub(crate) const fn devices(mut self, devices: u32) -> Self {
         self.devices = devices;
@@ -53,19 +72,58 @@ impl Case {
     }
 }
 
-/// Devices of one kind to run the suite on.
+/// Makes a backend.
+pub(crate) type Opener = fn() -> Result<Arc<dyn Backend>, OpenError>;
+
+/// Devices of one kind, or of several kinds together, to run the suite on.
 #[derive(Clone)]
 pub(crate) struct Provider {
     /// The name in brackets, such as `host` or `host, chain`.
     pub(crate) label: &'static str,
-    /// The backend that `--require` knows it by.
+    /// The backend that `--require` and `--only` know it by.
     pub(crate) backend: &'static str,
-    /// Makes the backend anew for every run, where that is possible.
-    pub(crate) open: fn() -> Result<Arc<dyn Backend>, OpenError>,
+    /// Make the backends, anew for every run where that is possible. With several, only the cases about
+    /// several devices are run: each kind meets the others alone.
+    pub(crate) open: Vec<Opener>,
+    /// Whether its devices are there at all; an error says what is missing.
+    pub(crate) is_there: fn() -> Result<(), String>,
+    /// Held by a case while it runs, where the backend is the same for all of them.
+    pub(crate) turn: Option<&'static Mutex<()>>,
+    /// A fault loses the device for as long as the process runs.
+    pub(crate) loses_devices: bool,
     /// Cases it will never pass, with the reason.
     pub(crate) unsupported: &'static [(&'static str, &'static str)],
     /// Cases it fails at present, with the reason. A pass is a failure of this list.
     pub(crate) expected_failures: &'static [(&'static str, &'static str)],
+}
+
+impl Provider {
+    pub(crate) fn new(label: &'static str, backend: &'static str, open: Vec<Opener>) -> Self {
+        Self {
+            label,
+            backend,
+            open,
+            is_there: || Ok(()),
+            turn: None,
+            loses_devices: false,
+            unsupported: &[],
+            expected_failures: &[],
+        }
+    }
+
+    fn opened(&self) -> Result<Vec<Arc<dyn Backend>>, OpenError> {
+        self.open.iter().map(|open| open()).collect()
+    }
+
+    fn takes(&self, case: &Case) -> bool {
+        self.open.len() == 1 || case.devices > 1
+    }
+
+    /// What a run of this case is called.
+    fn name_of(&self, case: &Case) -> String {
+        let devices: Vec<String> = (0..case.devices).map(|device| device.to_string()).collect();
+        format!("[{}/{}] {}", self.label, devices.join("+"), case.name)
+    }
 }
 
 /// `--require BACKEND,N`: what must be there.
@@ -75,21 +133,69 @@ struct Requirement {
     devices: u32,
 }
 
-/// Runs the suite with the arguments of the process: those of any Rust test binary, and `--require`.
+/// What the suite's own arguments say.
+#[derive(Debug, Default)]
+struct Options {
+    required: Vec<Requirement>,
+    /// Backends to run the suite on; all if there are none.
+    only: Vec<String>,
+    /// The one run that another process of the suite wants done here.
+    in_process: Option<String>,
+    /// For the harness.
+    rest: Vec<String>,
+}
+
+/// Runs the suite with the arguments of the process: those of any Rust test binary, `--require BACKEND,N` and
+/// `--only BACKEND`.
 ///
 /// # Errors
 ///
 /// What is wrong with the arguments.
 pub fn main() -> Result<ExitCode, String> {
-    let (required, rest) = split_requirements(std::env::args().collect())?;
-    let arguments = Arguments::from_iter(rest);
-    let providers = providers::all();
-    let mut trials: Vec<Trial> =
-        required.iter().map(|required| requirement_trial(required, &providers)).collect();
-    for provider in &providers {
-        trials.extend(cases::all().into_iter().map(|case| trial(provider, case)));
+    run_suite(std::env::args().collect(), &[])
+}
+
+/// The same with other arguments, the first of them the program's name. `again` are the words that lead from
+/// the program to the suite, for programs that hold more: some cases run in a process of their own.
+///
+/// # Errors
+///
+/// What is wrong with the arguments.
+pub fn run_suite(arguments: Vec<String>, again: &[String]) -> Result<ExitCode, String> {
+    let options = Options::parse(arguments)?;
+    let mut providers = providers::all();
+    if let Some(name) = &options.in_process {
+        let (provider, case) = find(&providers, name).ok_or_else(|| format!("there is no run {name:?}"))?;
+        return Ok(apart::answer(judge(&provider, &case)));
     }
-    Ok(libtest_mimic::run(&arguments, trials).exit_code())
+    let mut trials: Vec<Trial> =
+        options.required.iter().map(|required| requirement_trial(required, &providers)).collect();
+    if !options.only.is_empty() {
+        providers.retain(|provider| options.only.iter().any(|only| only == provider.backend));
+    }
+    let mut absent = Vec::new();
+    for provider in &providers {
+        match (provider.is_there)() {
+            Ok(()) => {
+                let cases = cases::all().into_iter().filter(|case| provider.takes(case));
+                trials.extend(cases.map(|case| trial(provider, case, again)));
+            }
+            // Once for all providers that want the same.
+            Err(_) if absent.contains(&provider.backend) => {}
+            Err(reason) => {
+                absent.push(provider.backend);
+                trials.push(absence_trial(provider.backend, reason));
+            }
+        }
+    }
+    Ok(libtest_mimic::run(&Arguments::from_iter(options.rest), trials).exit_code())
+}
+
+fn find(providers: &[Provider], name: &str) -> Option<(Provider, Case)> {
+    let cases = cases::all();
+    let mut pairs = providers.iter().flat_map(|provider| cases.iter().map(move |case| (provider, case)));
+    let (provider, case) = pairs.find(|(provider, case)| provider.name_of(case) == name)?;
+    Some((provider.clone(), *case))
 }
 
 /// Methods among `declared` (as `Trait::method`) that no case says it covers.
@@ -99,21 +205,28 @@ pub fn uncovered_methods(declared: &[String]) -> Vec<String> {
     declared.iter().filter(|method| !covered(method)).cloned().collect()
 }
 
-/// Takes `--require X,N` (also `--require=X,N`, also several) out of the arguments.
-fn split_requirements(arguments: Vec<String>) -> Result<(Vec<Requirement>, Vec<String>), String> {
-    let (mut required, mut rest) = (Vec::new(), Vec::new());
-    let mut arguments = arguments.into_iter();
-    while let Some(argument) = arguments.next() {
-        if argument == "--require" {
-            let value = arguments.next().ok_or("--require needs a value like host,4")?;
-            required.push(parse_requirement(&value)?);
-        } else if let Some(value) = argument.strip_prefix("--require=") {
-            required.push(parse_requirement(value)?);
-        } else {
-            rest.push(argument);
+impl Options {
+    /// Takes the suite's own options (`--require X,N`, also `--require=X,N`, also several) out of the others.
+    fn parse(arguments: Vec<String>) -> Result<Self, String> {
+        let mut options = Self::default();
+        let mut arguments = arguments.into_iter();
+        while let Some(argument) = arguments.next() {
+            let (name, value) = match argument.split_once('=') {
+                Some((name, value)) => (name, Some(value.to_owned())),
+                None => (argument.as_str(), None),
+            };
+            let mut value = |like| {
+                value.clone().or_else(|| arguments.next()).ok_or(format!("{name} needs a value like {like}"))
+            };
+            match name {
+                "--require" => options.required.push(parse_requirement(&value("host,4")?)?),
+                "--only" => options.only.push(value("host")?),
+                "--in-process" => options.in_process = Some(value("'[host/0] copy::within_a_device'")?),
+                _ => options.rest.push(argument),
+            }
         }
+        Ok(options)
     }
-    Ok((required, rest))
 }
 
 fn parse_requirement(text: &str) -> Result<Requirement, String> {
@@ -137,7 +250,7 @@ fn check_requirement(required: &Requirement, providers: &[Provider]) -> Verdict 
         .iter()
         .find(|provider| provider.backend == required.backend)
         .ok_or_else(|| format!("this suite knows no backend {:?}", required.backend))?;
-    let backend = (provider.open)()?;
+    let [backend, ..] = &*provider.opened()? else { return Err("the provider opens nothing".into()) };
     let found = backend.devices()?.len();
     if found < required.devices as usize {
         return Err(format!("{} devices are required, {found} are there", required.devices).into());
@@ -148,10 +261,21 @@ fn check_requirement(required: &Requirement, providers: &[Provider]) -> Verdict 
     Ok(())
 }
 
-fn trial(provider: &Provider, case: Case) -> Trial {
-    let devices: Vec<String> = (0..case.devices).map(|device| device.to_string()).collect();
-    let name = format!("[{}/{}] {}", provider.label, devices.join("+"), case.name);
-    let provider = provider.clone();
+fn absence_trial(backend: &str, reason: String) -> Trial {
+    let reason = format!("skipped: {reason}");
+    Trial::ignorable_test(format!("[{backend}] is there"), move || Ok(Completion::ignored_with(reason)))
+}
+
+fn trial(provider: &Provider, case: Case, again: &[String]) -> Trial {
+    let (name, provider) = (provider.name_of(&case), provider.clone());
+    if provider.loses_devices && case.may_lose_device {
+        let command: Vec<String> =
+            again.iter().cloned().chain(["--in-process".into(), name.clone()]).collect();
+        return Trial::ignorable_test(name, move || {
+            let _turn = provider.turn.map(|turn| turn.lock().unwrap_or_else(PoisonError::into_inner));
+            apart::ask(&command)
+        });
+    }
     Trial::ignorable_test(name, move || judge(&provider, &case))
 }
 
@@ -159,7 +283,8 @@ fn judge(provider: &Provider, case: &Case) -> Result<Completion, Failed> {
     if let Some((_, reason)) = provider.unsupported.iter().find(|(name, _)| *name == case.name) {
         return Ok(Completion::ignored_with(format!("unsupported: {reason}")));
     }
-    let context = match Context::open((provider.open)()?, case)? {
+    let _turn = provider.turn.map(|turn| turn.lock().unwrap_or_else(PoisonError::into_inner));
+    let context = match Context::open(&provider.opened()?, case)? {
         Ok(context) => context,
         Err(missing) => return Ok(Completion::ignored_with(format!("skipped: {missing}"))),
     };
@@ -195,12 +320,13 @@ mod tests {
 
     #[test]
     fn requirements_are_taken_out_of_the_arguments() {
-        let arguments = strings(&["suite", "--require", "host,4", "--nocapture", "--require=cuda"]);
-        let (required, rest) = split_requirements(arguments).unwrap();
+        let arguments =
+            strings(&["suite", "--require", "host,4", "--nocapture", "--require=cuda", "--only", "cuda"]);
+        let Options { required, rest, only, .. } = Options::parse(arguments).unwrap();
         let expected = [("host", 4), ("cuda", 1)]
             .map(|(backend, devices)| Requirement { backend: backend.to_owned(), devices });
         assert_eq!(required, expected);
-        assert_eq!(rest, strings(&["suite", "--nocapture"]));
+        assert_eq!((rest, only), (strings(&["suite", "--nocapture"]), strings(&["cuda"])));
     }
 
     #[test]
@@ -208,7 +334,7 @@ mod tests {
         for value in ["", ",2", "host,0", "host,many", "host,-1"] {
             assert!(parse_requirement(value).is_err(), "{value:?}");
         }
-        assert!(split_requirements(strings(&["suite", "--require"])).is_err());
+        assert!(Options::parse(strings(&["suite", "--require"])).is_err());
     }
 
     #[test]

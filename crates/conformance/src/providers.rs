@@ -1,12 +1,17 @@
 //! The devices the suite runs on.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, Mutex, OnceLock},
+    time::Duration,
+};
 
-use warpweft_core_types::{Backend, LinkClass, OpenError};
+use warpweft_core_types::{Backend, Device, Features, LinkClass, OpenError};
+use warpweft_cuda::{CudaBackend, CudaConfig};
 use warpweft_host::{HostBackend, HostDeviceConfig, LinkSpec};
+use warpweft_stand_in_cuda::StandIn;
 use warpweft_wrappers::{FaultConfig, FaultyBackend, TracingBackend, ValidatingBackend};
 
-use crate::harness::Provider;
+use crate::harness::{Opener, Provider};
 
 /// Every provider, those first that are there on every machine.
 pub(crate) fn all() -> Vec<Provider> {
@@ -26,11 +31,71 @@ pub(crate) fn all() -> Vec<Provider> {
         host("tracing host", || {
             Ok(Arc::new(TracingBackend::new(Arc::new(HostBackend::with_devices(4)?), 64)))
         }),
+        Provider {
+            loses_devices: true,
+            ..host("host, failures apart", || Ok(Arc::new(HostBackend::with_devices(4)?)))
+        },
+        Provider::new("host + other host", "host", vec![two_hosts, two_hosts]),
+        // A driver of its own for every run, so that a fault of one is nothing to the others.
+        Provider::new("cuda, stand-in", "stand-in", vec![stand_in_gpus]),
+        Provider::new("host + cuda, stand-in", "stand-in", vec![two_hosts, stand_in_gpus]),
+        cuda("cuda", vec![gpus]),
+        cuda("host + cuda", vec![two_hosts, gpus]),
     ]
 }
 
-fn host(label: &'static str, open: fn() -> Result<Arc<dyn Backend>, OpenError>) -> Provider {
-    Provider { label, backend: "host", open, unsupported: &[], expected_failures: &[] }
+fn host(label: &'static str, open: Opener) -> Provider {
+    Provider::new(label, "host", vec![open])
+}
+
+fn two_hosts() -> Result<Arc<dyn Backend>, OpenError> {
+    Ok(Arc::new(HostBackend::with_devices(2)?))
+}
+
+/// NVIDIA GPUs, and perhaps others beside them.
+fn cuda(label: &'static str, open: Vec<Opener>) -> Provider {
+    static TURN: Mutex<()> = Mutex::new(());
+    Provider {
+        is_there: || CudaBackend::new().map(drop).map_err(|error| error.to_string()),
+        turn: Some(&TURN),
+        loses_devices: true,
+        ..Provider::new(label, "cuda", open)
+    }
+}
+
+/// The CUDA backend on a driver that is made of host threads.
+fn stand_in_gpus() -> Result<Arc<dyn Backend>, OpenError> {
+    let missing =
+        |error: std::io::Error| OpenError::Unavailable { backend: "stand-in", missing: format!("{error}") };
+    let driver = StandIn::load().map_err(missing)?;
+    Ok(Arc::new(CudaBackend::with_config(&CudaConfig::default().with_driver(driver.path()))?))
+}
+
+/// GPUs that stay open.
+struct Gpus {
+    backend: Arc<CudaBackend>,
+    _devices: Vec<Arc<dyn Device>>,
+}
+
+/// The GPUs, opened once and kept: a context takes a seventh of a second to make.
+fn gpus() -> Result<Arc<dyn Backend>, OpenError> {
+    static OPEN: OnceLock<Gpus> = OnceLock::new();
+    let gpus = match OPEN.get() {
+        Some(gpus) => gpus,
+        None => {
+            let opened = open_gpus()?;
+            OPEN.get_or_init(|| opened)
+        }
+    };
+    Ok(Arc::clone(&gpus.backend) as Arc<dyn Backend>)
+}
+
+fn open_gpus() -> Result<Gpus, OpenError> {
+    let backend = Arc::new(CudaBackend::new()?);
+    let infos = backend.devices()?;
+    let open = infos.iter().map(|info| backend.open(info.id.ordinal, Features::empty()));
+    let devices = open.collect::<Result<_, _>>()?;
+    Ok(Gpus { backend, _devices: devices })
 }
 
 /// Kernels and large copies are split between threads.

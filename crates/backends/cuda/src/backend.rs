@@ -15,7 +15,8 @@ use warpweft_core_types::{
 use crate::{
     cache::CubinCache,
     compiler::Compiler,
-    context::{Context, NativeContext},
+    config::CudaConfig,
+    context::{Context, NativeContext, left},
     device::{CudaDevice, Facts, Shared},
     driver::{Driver, unavailable},
     peer::PeerTable,
@@ -48,8 +49,17 @@ impl CudaBackend {
     ///
     /// [`OpenError::Unavailable`] that names what is missing and how to get it.
     pub fn new() -> Result<Self, OpenError> {
-        let driver = Driver::open()?;
-        let (cuda_major, _) = driver.version().map_err(OpenError::Driver)?;
+        Self::with_config(&CudaConfig::default())
+    }
+
+    /// The same with libraries that are named.
+    ///
+    /// # Errors
+    ///
+    /// As [`new`](Self::new).
+    pub fn with_config(config: &CudaConfig) -> Result<Self, OpenError> {
+        let driver = Driver::open(config.driver.as_deref())?;
+        let (cuda_major, _) = driver.version();
         let devices = enumerate(&driver).map_err(OpenError::Driver)?;
         let peers = PeerTable::ask(&driver, &devices).map_err(OpenError::Driver)?;
         let facts: Vec<Facts> = devices
@@ -62,7 +72,7 @@ impl CudaBackend {
         let shared = Shared {
             driver,
             peers: Arc::new(peers),
-            compiler: Compiler::find_at_most(cuda_major),
+            compiler: config.nvrtc.as_ref().map_or_else(|| Compiler::find_at_most(cuda_major), Compiler::at),
             infos: facts.iter().map(|facts| facts.info.clone()).collect(),
             reactor,
             cache: CubinCache::of_environment(),
@@ -73,11 +83,7 @@ impl CudaBackend {
     }
 
     /// The newest CUDA version the driver speaks, as major and minor.
-    ///
-    /// # Errors
-    ///
-    /// The driver's, if it does not say.
-    pub fn driver_version(&self) -> Result<(u32, u32), DriverError> {
+    pub fn driver_version(&self) -> (u32, u32) {
         self.shared.driver.version()
     }
 
@@ -127,6 +133,9 @@ impl Backend for CudaBackend {
             ordinal,
             device_count: u32::try_from(self.slots.len()).unwrap_or(u32::MAX),
         })?;
+        if self.shared.driver.origin.is_left() {
+            return Err(OpenError::Failed(left(slot.facts.info.id)));
+        }
         self.require(slot, required)?;
         let _one_at_a_time = self.opening.lock().unwrap_or_else(PoisonError::into_inner);
         let mut open = slot.open.lock().unwrap_or_else(PoisonError::into_inner);
@@ -163,7 +172,7 @@ fn facts_of(driver: &Driver, device: CUdevice, ordinal: u32) -> Result<Facts, Dr
         device: u8::try_from(ask(Attribute::CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID)?).unwrap_or(u8::MAX),
         function: 0,
     };
-    let (major, minor) = driver.version()?;
+    let (major, minor) = driver.version();
     let info = DeviceInfo {
         id: DeviceId { backend: NAME, ordinal, uuid: uuid_of(driver, device)? },
         name: name_of(driver, device)?,

@@ -46,7 +46,7 @@ impl CubinCache {
     /// What this driver makes of `ptx` for a compute capability.
     pub(crate) fn key(driver: &Driver, (major, minor): (u32, u32), ptx: &[u8]) -> Key {
         let mut hasher = blake3::Hasher::new();
-        let version = driver.version().unwrap_or_default();
+        let version = driver.version();
         hasher.update(format!("{version:?} sm_{major}{minor}\n").as_bytes());
         hasher.update(ptx);
         Key(hasher.finalize())

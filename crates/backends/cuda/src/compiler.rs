@@ -47,6 +47,17 @@ impl Compiler {
         Self::find_at_most(u32::MAX)
     }
 
+    /// This library and no other, by its path or by a name that the loader knows. Nothing is loaded yet.
+    pub fn at(library: impl Into<PathBuf>) -> Self {
+        let named = library.into();
+        // A path is made absolute, since the compiler's second library is looked for beside the first.
+        let path = match named.components().count() {
+            0 | 1 => named,
+            _ => std::path::absolute(&named).unwrap_or(named),
+        };
+        Self { candidates: vec![path], loaded: OnceLock::new() }
+    }
+
     /// The same, preferring versions up to `cuda_major`: a driver may not load what a newer compiler made.
     pub(crate) fn find_at_most(cuda_major: u32) -> Self {
         let mut candidates: Vec<PathBuf> = installed();
@@ -66,15 +77,40 @@ impl Compiler {
     ///
     /// [`LoadError::Rejected`] with the compiler's words, or [`LoadError::Library`] when there is no NVRTC.
     pub fn compile(&self, source: &str, (major, minor): (u32, u32)) -> Result<Vec<u8>, LoadError> {
+        let program = self.nvrtc()?.compile(source, &format!("--gpu-architecture=sm_{major}{minor}"))?;
+        program.text(program.nvrtc.cubin_size, program.nvrtc.cubin)
+    }
+
+    /// Compiles CUDA C to PTX, which drivers of this compiler's CUDA version and newer translate for devices
+    /// of this compute capability and newer.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Compiler::compile`].
+    pub fn compile_to_ptx(&self, source: &str, (major, minor): (u32, u32)) -> Result<String, LoadError> {
+        let program = self.nvrtc()?.compile(source, &format!("--gpu-architecture=compute_{major}{minor}"))?;
+        let text = program.text(program.nvrtc.ptx_size, program.nvrtc.ptx)?;
+        Ok(String::from_utf8_lossy(&text).trim_end_matches('\0').to_owned())
+    }
+
+    /// Loads the compiler, once, so that a caller learns beforehand whether there is one.
+    ///
+    /// # Errors
+    ///
+    /// [`LoadError::Library`] with what was tried and how to get one.
+    pub fn load(&self) -> Result<&Path, LoadError> {
+        Ok(&self.nvrtc()?.path)
+    }
+
+    fn nvrtc(&self) -> Result<&Nvrtc, LoadError> {
         let nvrtc = self.loaded.get_or_init(|| Nvrtc::open_any(&self.candidates));
-        let nvrtc = nvrtc.as_ref().map_err(|reason| LoadError::Library {
+        nvrtc.as_ref().map_err(|reason| LoadError::Library {
             path: "libnvrtc.so".to_owned(),
             reason: format!(
                 "{reason}; install the CUDA toolkit's NVRTC (in Python: nvidia-cuda-nvrtc), set \
                  LD_LIBRARY_PATH to its folder, or give PTX or a CUBIN"
             ),
-        })?;
-        nvrtc.compile(source, &format!("--gpu-architecture=sm_{major}{minor}"))
+        })
     }
 }
 
@@ -153,6 +189,8 @@ struct Nvrtc {
     log: unsafe extern "C" fn(Program, *mut c_char) -> c_int,
     cubin_size: unsafe extern "C" fn(Program, *mut usize) -> c_int,
     cubin: unsafe extern "C" fn(Program, *mut c_char) -> c_int,
+    ptx_size: unsafe extern "C" fn(Program, *mut usize) -> c_int,
+    ptx: unsafe extern "C" fn(Program, *mut c_char) -> c_int,
     error_string: unsafe extern "C" fn(c_int) -> *const c_char,
     path: PathBuf,
     _library: Library,
@@ -177,39 +215,31 @@ impl Nvrtc {
         // SAFETY: a library of this name is the vendor's compiler, whose initialisers the vendor made to be
         // run by any program that links it.
         let library = unsafe { Library::new(path) }.map_err(|error| in_full(&error))?;
-        let found = || {
-            Some((
-                resolve(&library, "nvrtcCreateProgram")?,
-                resolve(&library, "nvrtcCompileProgram")?,
-                resolve(&library, "nvrtcDestroyProgram")?,
-                resolve(&library, "nvrtcGetProgramLogSize")?,
-                resolve(&library, "nvrtcGetProgramLog")?,
-                resolve(&library, "nvrtcGetCUBINSize")?,
-                resolve(&library, "nvrtcGetCUBIN")?,
-                resolve(&library, "nvrtcGetErrorString")?,
-            ))
-        };
-        let Some((create, compile, destroy, log_size, log, cubin_size, cubin, error_string)) = found() else {
-            return Err(format!("{} is older than CUDA 11.2", path.display()));
-        };
-        let path = path.to_path_buf();
-        Ok(Self {
-            create,
-            compile,
-            destroy,
-            log_size,
-            log,
-            cubin_size,
-            cubin,
-            error_string,
-            path,
+        Self::resolve(path, library, builtins)
+            .ok_or_else(|| format!("{} is older than CUDA 11.2", path.display()))
+    }
+
+    /// `None` unless the library has every function.
+    fn resolve(path: &Path, library: Library, builtins: Vec<Library>) -> Option<Self> {
+        Some(Self {
+            create: resolve(&library, "nvrtcCreateProgram")?,
+            compile: resolve(&library, "nvrtcCompileProgram")?,
+            destroy: resolve(&library, "nvrtcDestroyProgram")?,
+            log_size: resolve(&library, "nvrtcGetProgramLogSize")?,
+            log: resolve(&library, "nvrtcGetProgramLog")?,
+            cubin_size: resolve(&library, "nvrtcGetCUBINSize")?,
+            cubin: resolve(&library, "nvrtcGetCUBIN")?,
+            ptx_size: resolve(&library, "nvrtcGetPTXSize")?,
+            ptx: resolve(&library, "nvrtcGetPTX")?,
+            error_string: resolve(&library, "nvrtcGetErrorString")?,
+            path: path.to_path_buf(),
             _library: library,
             _builtins: builtins,
         })
     }
 
     #[expect(unsafe_code, reason = "calls the compiler")]
-    fn compile(&self, source: &str, architecture: &str) -> Result<Vec<u8>, LoadError> {
+    fn compile(&self, source: &str, architecture: &str) -> Result<Owned<'_>, LoadError> {
         let program = self.program(source)?;
         let options = [architecture, "--std=c++17"].map(|option| CString::new(option).unwrap_or_default());
         let options: Vec<_> = options.iter().map(|option| option.as_ptr()).collect();
@@ -221,7 +251,7 @@ impl Nvrtc {
             let log = String::from_utf8_lossy(&log).trim_end_matches(['\0', '\n']).to_owned();
             return Err(LoadError::Rejected { log });
         }
-        program.text(self.cubin_size, self.cubin)
+        Ok(program)
     }
 
     #[expect(unsafe_code, reason = "calls the compiler")]
@@ -331,8 +361,7 @@ mod tests {
 
     #[test]
     fn a_machine_without_a_compiler_is_told_how_to_get_one() {
-        let nowhere =
-            Compiler { candidates: vec![PathBuf::from("libnvrtc-of-nobody.so")], loaded: OnceLock::new() };
+        let nowhere = Compiler::at("libnvrtc-of-nobody.so");
         let error = nowhere.compile("", (9, 0)).unwrap_err();
         assert!(matches!(error, LoadError::Library { .. }));
         let text = error.to_string();

@@ -17,6 +17,7 @@ use warpweft_core_types::{DeviceId, DriverError, Failure, NativeHandle, OpenErro
 use crate::{
     cold::ColdGate,
     driver::{Driver, Handle, created, unavailable},
+    fork,
     interop::CONTEXT,
 };
 
@@ -90,7 +91,8 @@ pub(crate) struct Context {
     /// Calls that wait for resident kernels, and the residents they wait for.
     pub(crate) cold: Arc<ColdGate>,
     failure: OnceLock<Arc<Failure>>,
-    service: Sender<Job>,
+    /// Taken when the context is dropped.
+    service: Option<Sender<Job>>,
     origin: Origin,
 }
 
@@ -132,7 +134,7 @@ impl Context {
             raw,
             cold: Arc::default(),
             failure: OnceLock::new(),
-            service,
+            service: Some(service),
             origin,
         });
         // The thread ends when the context, and with it the sender, is gone.
@@ -147,6 +149,7 @@ impl Context {
     /// the program's own CUDA code finds its thread as it left it.
     #[expect(unsafe_code, reason = "calls the driver")]
     pub(crate) fn enter(&self) -> Result<Entered<'_>, DriverError> {
+        self.driver.require_origin()?;
         // SAFETY: the context is retained as long as `self` lives, which the guard borrows.
         unsafe { self.driver.context_push(self.raw.raw()) }?;
         Ok(Entered { context: self })
@@ -154,20 +157,33 @@ impl Context {
 
     /// Does `job` on a thread of the device's own, for calls that may wait long.
     pub(crate) fn serve(&self, job: impl FnOnce() + Send + 'static) {
-        // The thread lives as long as `self`, so there is somebody to take it.
-        let _taken = self.service.send(Box::new(job));
+        // In a forked process there is no thread, and the channel's lock may be held for good.
+        if let Some(service) = self.service.as_ref().filter(|_| !self.is_left()) {
+            // The thread lives as long as `self`, so there is somebody to take it.
+            let _taken = service.send(Box::new(job));
+        }
     }
 
     /// Why the device is lost, if it is.
     pub(crate) fn failure(&self) -> Option<Arc<Failure>> {
-        self.failure.get().cloned()
+        self.left().or_else(|| self.failure.get().cloned())
+    }
+
+    /// Whether this is a process that was forked from the context's. No lock may be taken then.
+    pub(crate) fn is_left(&self) -> bool {
+        self.driver.origin.is_left()
+    }
+
+    /// The failure of everything in a process that was forked from the context's.
+    pub(crate) fn left(&self) -> Option<Arc<Failure>> {
+        self.is_left().then(|| left(self.device))
     }
 
     /// What a driver error means for the work that met it. Some errors mean that the device is lost to the
     /// process; then it stays lost.
     pub(crate) fn judge(&self, source: DriverError) -> Arc<Failure> {
-        if let Some(failure) = self.failure.get() {
-            return Arc::clone(failure);
+        if let Some(failure) = self.failure() {
+            return failure;
         }
         if !loses_device(source.code) {
             return Arc::new(Failure::Driver { device: self.device, source });
@@ -186,6 +202,10 @@ impl fmt::Debug for Context {
 impl Drop for Context {
     #[expect(unsafe_code, reason = "calls the driver")]
     fn drop(&mut self) {
+        if self.is_left() {
+            std::mem::forget(self.service.take());
+            return;
+        }
         let Origin::Primary = self.origin else { return };
         // SAFETY: retained once in `retain`; every object of the context holds an `Arc` of it, so none is
         // left. An error means that the process is ending or the device is lost: nothing to give back.
@@ -207,6 +227,11 @@ impl Drop for Entered<'_> {
         // is only ever a local); the result is written to this stack frame.
         let _popped = unsafe { self.context.driver.context_pop(&mut popped) };
     }
+}
+
+/// What is left of a device in a process that was forked from the one that opened it.
+pub(crate) fn left(device: DeviceId) -> Arc<Failure> {
+    Arc::new(Failure::DeviceLost { device, reason: fork::CAUSE.to_owned() })
 }
 
 /// Errors after which every further call of the context fails: the driver's manual says of each that the

@@ -247,7 +247,8 @@ impl Device for CudaDevice {
 
     fn create_semaphore(&self, initial: u64) -> Result<Arc<dyn Semaphore>, OpenError> {
         self.alive()?;
-        Ok(Arc::new(CudaSemaphore::new(self.id(), initial, self.shared.reactor.shared())))
+        let reactor = self.shared.reactor.shared();
+        Ok(Arc::new(CudaSemaphore::new(self.id(), initial, reactor, self.shared.driver.origin)))
     }
 
     fn load(&self, code: &KernelCode) -> Result<Arc<dyn Module>, LoadError> {
@@ -397,7 +398,8 @@ impl Sharing for CudaDevice {
 impl Peers for CudaDevice {
     fn access(&self, other: DeviceId) -> PeerAccess {
         let known = self.shared.infos.iter().any(|info| info.id == other);
-        let reaches = known && self.shared.peers.reaches(self.id().ordinal, other.ordinal);
+        let reaches =
+            other == self.id() || known && self.shared.peers.reaches(self.id().ordinal, other.ordinal);
         PeerAccess { read: reaches, write: reaches }
     }
 }
@@ -451,6 +453,9 @@ impl fmt::Debug for CudaDevice {
 
 impl Drop for CudaDevice {
     fn drop(&mut self) {
+        if self.context.is_left() {
+            return;
+        }
         let queues = std::mem::take(&mut *self.queues.lock().unwrap_or_else(PoisonError::into_inner));
         for queue in queues.iter().filter_map(Weak::upgrade) {
             queue.close();

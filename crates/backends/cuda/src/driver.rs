@@ -8,6 +8,7 @@ use std::{
     error::Error,
     ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void},
     fmt,
+    path::{Path, PathBuf},
     ptr::{self, NonNull},
     sync::Arc,
 };
@@ -20,7 +21,10 @@ use cudarc::driver::sys::{
 use libloading::Library;
 use warpweft_core_types::{DriverError, OpenError};
 
-use crate::backend::NAME;
+use crate::{
+    backend::NAME,
+    fork::{self, Origin},
+};
 
 /// The names the driver's library goes by; it is installed with the kernel module, in a folder the loader
 /// knows.
@@ -29,14 +33,17 @@ const LIBRARIES: &[&str] = &["libcuda.so.1", "libcuda.so"];
 #[cfg(windows)]
 const LIBRARIES: &[&str] = &["nvcuda.dll"];
 
-/// The oldest driver that has every function below, for messages.
-const OLDEST: &str = "470 (CUDA 11.4)";
+/// The oldest driver, for messages, and what it says of itself: the PTX that is checked in is of CUDA 12.0.
+const OLDEST: &str = "525 (CUDA 12.0)";
+const OLDEST_VERSION: (u32, u32) = (12, 0);
 
 /// `CUmemGenericAllocationHandle`.
 pub(crate) type MemoryHandle = c_ulonglong;
 
 /// `CUDA_ERROR_OUT_OF_MEMORY`.
 pub(crate) const OUT_OF_MEMORY: i64 = 2;
+/// `CUDA_ERROR_NOT_INITIALIZED`.
+const NOT_INITIALIZED: i64 = 3;
 /// `CUDA_ERROR_NO_DEVICE`.
 const NO_DEVICE: i64 = 100;
 /// `CUDA_ERROR_NOT_FOUND`.
@@ -80,7 +87,7 @@ unsafe impl<T> Sync for Handle<T> {}
 /// Declares the driver's functions: a field and a method for each, and the list of their symbols.
 macro_rules! driver_functions {
     ($($symbol:ident as $name:ident($($arg:ident: $kind:ty),*);)*) => {
-        const SYMBOLS: &[&str] = &["cuEventQuery", "cuGetErrorName", $(stringify!($symbol)),*];
+        const SYMBOLS: &[&str] = &["cuDriverGetVersion", "cuEventQuery", "cuGetErrorName", $(stringify!($symbol)),*];
 
         struct Functions {
             /// The two whose answers are not errors, called by hand.
@@ -125,7 +132,6 @@ macro_rules! driver_functions {
 
 driver_functions! {
     cuInit as init(flags: c_uint);
-    cuDriverGetVersion as driver_get_version(version: *mut c_int);
     cuDeviceGetCount as device_get_count(count: *mut c_int);
     cuDeviceGet as device_get(device: *mut CUdevice, ordinal: c_int);
     cuDeviceGetName as device_get_name(name: *mut c_char, len: c_int, device: CUdevice);
@@ -268,33 +274,46 @@ pub(crate) struct Driver {
     functions: Functions,
     /// `cuFuncGetParamInfo`, which came with CUDA 12.4.
     get_param_info: Option<GetParamInfo>,
-    /// Keeps the functions mapped.
-    _library: Library,
+    version: (u32, u32),
+    pub(crate) origin: Origin,
+    /// Keeps the functions mapped. Taken when the driver is dropped.
+    library: Option<Library>,
 }
 
 impl Driver {
-    /// Loads and initialises the driver.
-    pub(crate) fn open() -> Result<Arc<Self>, OpenError> {
-        Self::open_any(LIBRARIES)
-    }
-
-    fn open_any(names: &[&str]) -> Result<Arc<Self>, OpenError> {
-        let library = load_any(names).map_err(|reason| {
+    /// Loads and initialises the driver: this file and no other, or the one that the loader knows.
+    pub(crate) fn open(named: Option<&Path>) -> Result<Arc<Self>, OpenError> {
+        if fork::has_ancestors() {
+            return Err(unavailable(format!("a process of its own: {}", fork::CAUSE)));
+        }
+        let names: Vec<PathBuf> = match named {
+            Some(path) => vec![path.to_path_buf()],
+            None => LIBRARIES.iter().map(PathBuf::from).collect(),
+        };
+        let first = names[0].display();
+        let library = load_any(&names).map_err(|reason| {
             unavailable(format!(
-                "{}, which comes with the NVIDIA driver; install driver {OLDEST} or newer, or start the \
-                 container with the NVIDIA runtime ({reason})",
-                names[0]
+                "{first}, which comes with the NVIDIA driver; install driver {OLDEST} or newer, or start the \
+                 container with the NVIDIA runtime ({reason})"
             ))
         })?;
-        let Some(functions) = Functions::resolve(&library) else {
+        // Before the functions: an old driver lacks some, and its version says more than their names.
+        let version = version_of(&library);
+        if let Some((major, minor)) = version.filter(|&version| version < OLDEST_VERSION) {
             return Err(unavailable(format!(
-                "{} in {}; update the NVIDIA driver to {OLDEST} or newer",
-                absent(&library).join(", "),
-                names[0]
+                "a newer NVIDIA driver: {first} is of CUDA {major}.{minor}, and driver {OLDEST} or newer is \
+                 needed"
+            )));
+        }
+        let (Some(version), Some(functions)) = (version, Functions::resolve(&library)) else {
+            return Err(unavailable(format!(
+                "{} in {first}; update the NVIDIA driver to {OLDEST} or newer",
+                absent(&library).join(", ")
             )));
         };
         let get_param_info = resolve(&library, "cuFuncGetParamInfo");
-        let driver = Arc::new(Self { functions, get_param_info, _library: library });
+        let origin = Origin::here();
+        let driver = Arc::new(Self { functions, get_param_info, version, origin, library: Some(library) });
         driver.initialise()?;
         Ok(driver)
     }
@@ -311,13 +330,16 @@ impl Driver {
     }
 
     /// The newest CUDA version the driver speaks, as major and minor.
-    #[expect(unsafe_code, reason = "asks the driver")]
-    pub(crate) fn version(&self) -> Result<(u32, u32), DriverError> {
-        let mut version = 0;
-        // SAFETY: writes one integer, which lives on this stack frame.
-        unsafe { self.driver_get_version(&mut version) }?;
-        let version = u32::try_from(version).unwrap_or(0);
-        Ok((version / 1000, version % 1000 / 10))
+    pub(crate) const fn version(&self) -> (u32, u32) {
+        self.version
+    }
+
+    /// Refuses in a process that was forked from the one that opened the driver.
+    pub(crate) fn require_origin(&self) -> Result<(), DriverError> {
+        if !self.origin.is_left() {
+            return Ok(());
+        }
+        Err(DriverError { api: "fork", code: NOT_INITIALIZED, name: fork::CAUSE.to_owned() })
     }
 
     /// Whether an event's work is over.
@@ -375,7 +397,16 @@ impl Driver {
 
 impl fmt::Debug for Driver {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Driver({:?})", self.version().ok())
+        write!(f, "Driver({:?})", self.version)
+    }
+}
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        if self.origin.is_left() {
+            // Unloading runs the driver's code, which waits for threads that were not inherited.
+            std::mem::forget(self.library.take());
+        }
     }
 }
 
@@ -394,12 +425,12 @@ pub(crate) fn unavailable(missing: String) -> OpenError {
 }
 
 #[expect(unsafe_code, reason = "opens a dynamic library")]
-fn load_any(names: &[&str]) -> Result<Library, String> {
+pub(crate) fn load_any(names: &[PathBuf]) -> Result<Library, String> {
     let mut reasons = Vec::new();
     for name in names {
-        // SAFETY: the library of this name is the vendor's driver, whose initialisers the vendor made to
-        // be run by any program that links it.
-        match unsafe { Library::new(*name) } {
+        // SAFETY: the library of this name is the vendor's, or the one the caller named for it, whose
+        // initialisers were made to be run by any program that links it.
+        match unsafe { Library::new(name) } {
             Ok(library) => return Ok(library),
             Err(error) => reasons.push(in_full(&error)),
         }
@@ -422,6 +453,18 @@ pub(crate) fn resolve<F: Copy>(library: &Library, symbol: &str) -> Option<F> {
     unsafe { library.get::<F>(symbol.as_bytes()) }.ok().map(|found| *found)
 }
 
+/// What a driver says of itself; `None` if it lacks the function. It needs no initialised driver.
+#[expect(unsafe_code, reason = "asks the driver")]
+fn version_of(library: &Library) -> Option<(u32, u32)> {
+    let get = resolve::<unsafe extern "C" fn(*mut c_int) -> c_int>(library, "cuDriverGetVersion")?;
+    let mut version = 0;
+    // SAFETY: the driver's function of this name has this signature; it writes one integer, which lives on
+    // this stack frame.
+    let code = unsafe { get(&mut version) };
+    let version = u32::try_from(version).ok().filter(|_| code == 0)?;
+    Some((version / 1000, version % 1000 / 10))
+}
+
 fn absent(library: &Library) -> Vec<&'static str> {
     SYMBOLS.iter().copied().filter(|symbol| resolve::<*const ()>(library, symbol).is_none()).collect()
 }
@@ -430,8 +473,8 @@ fn absent(library: &Library) -> Vec<&'static str> {
 mod tests {
     use super::*;
 
-    fn check(libraries: &[&str], words: &[&str]) {
-        let error = Driver::open_any(libraries).unwrap_err();
+    fn check(library: &str, words: &[&str]) {
+        let error = Driver::open(Some(Path::new(library))).unwrap_err();
         assert!(matches!(error, OpenError::Unavailable { backend: "cuda", .. }), "{error:?}");
         let text = error.to_string();
         for word in words {
@@ -441,12 +484,12 @@ mod tests {
 
     #[test]
     fn a_driver_that_is_not_installed_is_named_with_the_way_to_get_it() {
-        check(&["libcuda-of-nobody.so.1"], &["libcuda-of-nobody.so.1", "install driver 470"]);
+        check("libcuda-of-nobody.so.1", &["libcuda-of-nobody.so.1", "install driver 525"]);
     }
 
     #[test]
     #[cfg(target_os = "linux")]
     fn a_library_without_the_functions_is_refused_with_their_names() {
-        check(&["libc.so.6"], &["cuInit", "cuMemAllocFromPoolAsync", "update the NVIDIA driver"]);
+        check("libc.so.6", &["cuInit", "cuMemAllocFromPoolAsync", "update the NVIDIA driver"]);
     }
 }

@@ -70,9 +70,11 @@ mod cache;
 mod clock;
 mod cold;
 mod compiler;
+mod config;
 mod context;
 mod device;
 mod driver;
+mod fork;
 mod graph;
 mod header;
 mod interop;
@@ -90,5 +92,6 @@ mod work;
 
 pub use backend::CudaBackend;
 pub use compiler::Compiler;
+pub use config::CudaConfig;
 pub use context::NativeContext;
 pub use interop::{ADDRESS, CONTEXT, STREAM};

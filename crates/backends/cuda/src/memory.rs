@@ -315,6 +315,9 @@ impl Arena {
     }
 
     fn give_back(&self, memory: Memory) {
+        if self.context.is_left() {
+            return;
+        }
         match memory {
             Memory::Pool { address } => {
                 let Ok(_current) = self.context.enter() else { return };
@@ -363,6 +366,9 @@ impl fmt::Debug for Arena {
 impl Drop for Arena {
     #[expect(unsafe_code, reason = "calls the driver")]
     fn drop(&mut self) {
+        if self.context.is_left() {
+            return;
+        }
         for block in std::mem::take(&mut *self.pinned()).into_values().flatten() {
             // SAFETY: pinned by `pin`; its last buffer is dropped, which is how it came into the list, and
             // the list is emptied here. An error leaves it pinned.
@@ -518,6 +524,10 @@ impl Buffer for CudaBuffer {
     #[expect(unsafe_code, reason = "asserts the mapping's validity")]
     fn mapping(&self) -> Option<HostMapping<'_>> {
         let len = usize::try_from(self.size).ok()?;
+        // A forked process may not have inherited the memory.
+        if self.arena.context.is_left() {
+            return None;
+        }
         // SAFETY: the memory holds `size` bytes and stays valid while `self` lives, from which the mapping
         // borrows; no code of this crate makes references to the memory of a buffer it hands out, and the owner
         // of registered memory promised to make none.

@@ -5,6 +5,7 @@
 //! it. A stream therefore never waits for something that is not under way.
 
 use std::{
+    cell::RefCell,
     collections::VecDeque,
     fmt,
     sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError},
@@ -172,6 +173,9 @@ impl QueueCore {
     }
 
     fn submit(self: &Arc<Self>, submission: &Submission<'_>) -> Result<SubmissionId, SubmitError> {
+        if let Some(failure) = self.context.left() {
+            return Err(SubmitError::Failed(failure));
+        }
         for op in submission.ops {
             check_op(&self.context, &self.peers, op)?;
         }
@@ -482,8 +486,45 @@ impl fmt::Debug for QueueCore {
 }
 
 impl Wake for QueueCore {
+    /// Looks at the queue again, once the queue that this thread is looking at is done with: a chain of queues
+    /// that wake each other is walked and not descended.
     fn wake(self: Arc<Self>) {
-        self.schedule();
+        let fallback = Arc::clone(&self);
+        // A thread that is ending has no list any more.
+        let started = WOKEN.try_with(|woken| {
+            let mut woken = woken.borrow_mut();
+            let first = woken.is_none();
+            woken.get_or_insert_default().push_back(self);
+            first
+        });
+        match started {
+            Ok(true) => Walk.run(),
+            Ok(false) => {}
+            Err(_) => fallback.schedule(),
+        }
+    }
+}
+
+thread_local! {
+    /// Queues to be looked at by this thread, which is doing so if there is a list.
+    static WOKEN: RefCell<Option<VecDeque<Arc<QueueCore>>>> = const { RefCell::new(None) };
+}
+
+/// The looking; its list goes with it, however it ends.
+struct Walk;
+
+impl Walk {
+    fn run(self) {
+        let next = || WOKEN.with_borrow_mut(|woken| woken.as_mut().and_then(VecDeque::pop_front));
+        while let Some(queue) = next() {
+            queue.schedule();
+        }
+    }
+}
+
+impl Drop for Walk {
+    fn drop(&mut self) {
+        let _gone = WOKEN.try_with(|woken| woken.borrow_mut().take());
     }
 }
 
@@ -581,6 +622,6 @@ impl Queue for CudaQueue {
     }
 
     fn failure(&self) -> Option<Arc<Failure>> {
-        self.core.lock().failure.clone()
+        self.core.context.left().or_else(|| self.core.lock().failure.clone())
     }
 }

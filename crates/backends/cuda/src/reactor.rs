@@ -14,7 +14,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::queue::QueueCore;
+use crate::{fork::Origin, queue::QueueCore};
 
 /// How long it looks without a pause after somebody began to wait, or after progress while somebody does.
 const ALERT: Duration = Duration::from_micros(100);
@@ -51,14 +51,14 @@ struct State {
 
 /// Ends the thread when dropped, once no work is under way.
 #[derive(Debug)]
-pub(crate) struct ReactorOwner(Arc<Reactor>);
+pub(crate) struct ReactorOwner(Arc<Reactor>, Origin);
 
 impl ReactorOwner {
     pub(crate) fn start() -> io::Result<Self> {
         let reactor = Arc::new(Reactor::default());
         let shared = Arc::clone(&reactor);
         thread::Builder::new().name("cuda/reactor".to_owned()).spawn(move || shared.run())?;
-        Ok(Self(reactor))
+        Ok(Self(reactor, Origin::here()))
     }
 
     pub(crate) const fn shared(&self) -> &Arc<Reactor> {
@@ -68,6 +68,10 @@ impl ReactorOwner {
 
 impl Drop for ReactorOwner {
     fn drop(&mut self) {
+        // In a forked process there is no thread, and the lock may be held for good.
+        if self.1.is_left() {
+            return;
+        }
         self.0.lock().closed = true;
         self.0.changed.notify_all();
     }

@@ -450,6 +450,9 @@ impl ResidentCore {
     }
 
     fn state(&self) -> ResidentState {
+        if self.context.is_left() {
+            return ResidentState::Failed;
+        }
         let outside = self.is_outside();
         match self.order() {
             _ if self.failure.get().is_some() => ResidentState::Failed,
@@ -468,7 +471,12 @@ impl ResidentCore {
     }
 
     fn failure(&self) -> Option<Arc<Failure>> {
-        self.failure.get().cloned()
+        self.context.left().or_else(|| self.failure.get().cloned())
+    }
+
+    /// Refuses in a process that was forked from the resident's.
+    fn require_origin(&self) -> Result<(), ResidentError> {
+        self.context.left().map_or(Ok(()), |failure| Err(ResidentError::Failed(failure)))
     }
 
     fn order(&self) -> Order {
@@ -667,14 +675,17 @@ impl Resident for CudaResident {
     }
 
     fn park(&self, deadline: Deadline) -> Result<(), ResidentError> {
+        self.core.require_origin()?;
         self.core.park(deadline)
     }
 
     fn resume(&self) -> Result<(), ResidentError> {
+        self.core.require_origin()?;
         self.core.resume()
     }
 
     fn stop(&self, deadline: Deadline) -> Result<(), ResidentError> {
+        self.core.require_origin()?;
         self.core.stop(deadline)
     }
 
@@ -685,6 +696,10 @@ impl Resident for CudaResident {
 
 impl Drop for CudaResident {
     fn drop(&mut self) {
+        // A forked process may not have inherited the memory that orders are written to.
+        if self.core.context.is_left() {
+            return;
+        }
         self.core.give_stop();
         self.core.wake_feeder();
     }

@@ -15,7 +15,7 @@ use warpweft_core_types::{
     Deadline, DeviceId, Failure, Semaphore, SemaphorePoint, SignalError, Timeline, WaitError,
 };
 
-use crate::{queue::QueueCore, reactor::Reactor, stream::Event};
+use crate::{context::left, fork::Origin, queue::QueueCore, reactor::Reactor, stream::Event};
 
 /// A waiting thread looks by itself for this long, then leaves it to the reactor and sleeps.
 const LOOK: Duration = Duration::from_millis(10);
@@ -32,6 +32,7 @@ pub(crate) struct CudaSemaphore {
     device: DeviceId,
     timeline: Timeline,
     reactor: Arc<Reactor>,
+    origin: Origin,
     coming: Mutex<Coming>,
 }
 
@@ -63,11 +64,12 @@ pub(crate) enum Readiness {
 }
 
 impl CudaSemaphore {
-    pub(crate) fn new(device: DeviceId, initial: u64, reactor: &Arc<Reactor>) -> Self {
+    pub(crate) fn new(device: DeviceId, initial: u64, reactor: &Arc<Reactor>, origin: Origin) -> Self {
         Self {
             device,
             timeline: Timeline::new(initial),
             reactor: Arc::clone(reactor),
+            origin,
             coming: Mutex::default(),
         }
     }
@@ -118,6 +120,11 @@ impl CudaSemaphore {
     fn reached(&self, value: u64) {
         self.coming().signals.retain(|signal| signal.value > value);
         self.timeline.raise(value);
+    }
+
+    /// Its failure in a process that was forked from its own, where no lock may be taken.
+    fn left(&self) -> Option<Arc<Failure>> {
+        self.origin.is_left().then(|| left(self.device))
     }
 
     fn is_settled(&self, value: u64) -> bool {
@@ -172,6 +179,9 @@ impl Semaphore for CudaSemaphore {
 
     /// Asks the driver about the next value to come, so that a program that polls sees it at once.
     fn value(&self) -> u64 {
+        if self.origin.is_left() {
+            return self.timeline.value();
+        }
         let next = self.coming().signals.front().cloned();
         if let Some(signal) = next
             && let Ok(_current) = signal.event.context().enter()
@@ -186,7 +196,7 @@ impl Semaphore for CudaSemaphore {
     }
 
     fn failure(&self) -> Option<Arc<Failure>> {
-        self.timeline.failure()
+        self.left().or_else(|| self.timeline.failure())
     }
 
     fn promise(&self, value: u64) -> Result<u64, SignalError> {
@@ -198,14 +208,22 @@ impl Semaphore for CudaSemaphore {
     }
 
     fn signal(&self, value: u64) -> Result<(), SignalError> {
+        if let Some(failure) = self.left() {
+            return Err(SignalError::Failed(failure));
+        }
         self.timeline.signal(value)
     }
 
     fn fail(&self, failure: Arc<Failure>) {
-        self.timeline.fail(failure);
+        if !self.origin.is_left() {
+            self.timeline.fail(failure);
+        }
     }
 
     fn wait(&self, value: u64, deadline: Deadline) -> Result<(), WaitError> {
+        if let Some(failure) = self.left().filter(|_| self.timeline.value() < value) {
+            return Err(WaitError::Failed(failure));
+        }
         if !self.is_settled(value) {
             self.look(value, deadline);
         }
@@ -217,12 +235,17 @@ impl Semaphore for CudaSemaphore {
     }
 
     fn wake_when(&self, value: u64, waker: Waker) {
+        if self.origin.is_left() {
+            return waker.wake();
+        }
         self.timeline.wake_when(value, waker);
         self.reactor.stir();
     }
 
     fn forget(&self, value: u64, waker: &Waker) {
-        self.timeline.forget(value, waker);
+        if !self.origin.is_left() {
+            self.timeline.forget(value, waker);
+        }
     }
 }
 

@@ -61,10 +61,10 @@ fn between_peers(cx: &Context) -> Verdict {
     Ok(())
 }
 
-/// Devices of the backend whose memory device 0 cannot write.
-fn out_of_reach(cx: &Context) -> impl Iterator<Item = &DeviceInfo> {
+/// Where in the run devices of the same backend are whose memory device 0 cannot write.
+fn out_of_reach(cx: &Context) -> impl Iterator<Item = usize> {
     let writes = |info: &DeviceInfo| cx.device(0).peers().is_some_and(|family| family.access(info.id).write);
-    cx.infos.iter().skip(1).filter(move |info| !writes(info))
+    (1..cx.infos.len()).filter(move |&other| cx.share_backend(0, other) && !writes(&cx.infos[other]))
 }
 
 fn some_device_is_out_of_reach(cx: &Context) -> Result<(), &'static str> {
@@ -72,14 +72,14 @@ fn some_device_is_out_of_reach(cx: &Context) -> Result<(), &'static str> {
 }
 
 fn without_a_link_is_refused(cx: &Context) -> Verdict {
-    for info in out_of_reach(cx) {
-        let far = cx.backend.open(info.id.ordinal, Features::empty())?;
+    for other in out_of_reach(cx) {
+        let far = cx.open_device(other, Features::empty())?;
         let far = BufferView::whole(allocate(&far, BufferDesc::device(16))?);
         let near = cx.memory(0, 16)?;
         let copy = [Op::Copy(CopyRegion::new(&near, &far)?)];
         let error = cx.lane(0)?.submit(&[], &copy).err().ok_or("it was taken")?;
-        let named =
-            matches!(error, SubmitError::NoLink { from, to } if from == cx.infos[0].id && to == info.id);
+        let named = matches!(error, SubmitError::NoLink { from, to }
+            if from == cx.infos[0].id && to == cx.infos[other].id);
         assert!(named, "{error}");
     }
     Ok(())

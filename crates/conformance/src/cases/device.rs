@@ -31,7 +31,7 @@ pub(super) const CASES: &[Case] = &[
 
 fn reports_who_it_is(cx: &Context) -> Verdict {
     for (info, ordinal) in cx.infos.iter().zip(0..) {
-        assert_eq!((info.id.backend, info.id.ordinal), (cx.backend.name(), ordinal));
+        assert_eq!((info.id.backend, info.id.ordinal), (cx.backend().name(), ordinal));
         assert!(!info.name.is_empty() && info.memory.0 > 0 && info.multiprocessors > 0, "{info:?}");
         assert!(!info.code_formats.is_empty(), "a device runs some form of code");
     }
@@ -42,22 +42,22 @@ fn reports_who_it_is(cx: &Context) -> Verdict {
 }
 
 fn opened_again_is_the_same(cx: &Context) -> Verdict {
-    assert!(Arc::ptr_eq(cx.device(0), &cx.backend.open(0, Features::empty())?));
+    assert!(Arc::ptr_eq(cx.device(0), &cx.backend().open(0, Features::empty())?));
     Ok(())
 }
 
 fn an_unknown_ordinal_is_named(cx: &Context) -> Verdict {
     let count = u32::try_from(cx.infos.len())?;
-    let error = cx.backend.open(count, Features::empty()).err().ok_or("it opened")?;
+    let error = cx.backend().open(count, Features::empty()).err().ok_or("it opened")?;
     let named = matches!(error, OpenError::UnknownDevice { backend, ordinal, device_count }
-        if backend == cx.backend.name() && ordinal == count && device_count == count);
+        if backend == cx.backend().name() && ordinal == count && device_count == count);
     assert!(named, "{error}");
     Ok(())
 }
 
 fn a_missing_feature_is_named(cx: &Context) -> Verdict {
     let lacking = missing(cx.device(0));
-    match cx.backend.open(0, Features::all()) {
+    match cx.backend().open(0, Features::all()) {
         Ok(_) => assert!(lacking.is_empty(), "it opened without {lacking}"),
         Err(OpenError::Unsupported { device, missing }) => {
             assert_eq!((device, missing), (cx.infos[0].id, lacking));

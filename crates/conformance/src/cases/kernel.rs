@@ -5,7 +5,7 @@ use std::{path::PathBuf, sync::Arc, time::Instant};
 use libtest_mimic::Failed;
 use warpweft_core_types::{
     Arg, CodeFormat, Failure, Features, ForeignCode, HostFunction, KernelCode, KernelContract, Launch,
-    LaunchError, LoadError, Op, Param, SubmitError, WaitError, WorkId, Workgroup,
+    LaunchError, LoadError, Module, Op, Param, SubmitError, WaitError, WorkId, Workgroup,
 };
 
 use crate::{
@@ -18,6 +18,9 @@ pub(super) const CASES: &[Case] = &[
     Case::new("kernel::every_workgroup_runs_once", every_workgroup_runs_once)
         .needs(Features::HOST_VISIBLE_MEMORY)
         .covers(&["Device::load", "Module::kernel", "Kernel::max_workgroups"]),
+    Case::new("kernel::runs_in_every_form", runs_in_every_form)
+        .needs(Features::HOST_VISIBLE_MEMORY)
+        .when(runs_several_forms),
     Case::new("kernel::knows_where_it_comes_from", knows_where_it_comes_from).covers(&[
         "Module::device",
         "Module::format",
@@ -37,6 +40,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new("kernel::contracts_beyond_limits_are_refused", contracts_beyond_limits_are_refused),
     Case::new("kernel::a_failure_stays_in_its_queue", a_failure_stays_in_its_queue)
         .needs(Features::HOST_VISIBLE_MEMORY)
+        .may_lose_device()
         .covers(&["Queue::failure"]),
     Case::new("kernel::arguments_are_aligned_as_promised", arguments_are_aligned_as_promised)
         .when(runs_functions),
@@ -115,6 +119,42 @@ fn every_workgroup_runs_once(cx: &Context) -> Verdict {
     Ok(())
 }
 
+/// The foreign forms of a kernel that the device says it runs.
+fn foreign_forms(cx: &Context, code: &KernelCode) -> Vec<ForeignCode> {
+    let runs = |form: &&ForeignCode| cx.infos[0].code_formats.contains(&form.format());
+    code.foreign().iter().filter(runs).cloned().collect()
+}
+
+fn runs_several_forms(cx: &Context) -> Result<(), &'static str> {
+    let forms = foreign_forms(cx, &kernels::number());
+    let lacks_compiler = |form| matches!(load_form(cx, form), Err(LoadError::Library { .. }));
+    match forms.len() {
+        0 | 1 => Err("the device runs one form of this kernel"),
+        _ if forms.into_iter().any(lacks_compiler) => Err("there is no compiler for one of the forms"),
+        _ => Ok(()),
+    }
+}
+
+#[expect(unsafe_code, reason = "vouches for the kernel in one of its forms")]
+fn load_form(cx: &Context, form: ForeignCode) -> Result<Arc<dyn Module>, LoadError> {
+    let contracts = kernels::number().contracts().to_vec();
+    // SAFETY: the form is one that the suite's kernel comes in, with the same contract.
+    cx.device(0).load(&unsafe { KernelCode::new().with_foreign(contracts, form) })
+}
+
+fn runs_in_every_form(cx: &Context) -> Verdict {
+    for form in foreign_forms(cx, &kernels::number()) {
+        let format = form.format();
+        let module = load_form(cx, form)?;
+        assert_eq!(module.format(), format);
+        let (kernel, memory, base) = (module.kernel("number")?, cx.memory(0, 40)?, 3_u32.to_le_bytes());
+        let args = [Arg::Buffer(&memory), Arg::Scalar(&base)];
+        cx.lane(0)?.run(&[Op::Launch(Launch::new(&kernel, [10, 1, 1], &args)?)])?;
+        assert_eq!(cx.download_words(0, &memory)?, (3..13).collect::<Vec<u32>>(), "{format}");
+    }
+    Ok(())
+}
+
 fn knows_where_it_comes_from(cx: &Context) -> Verdict {
     let code = kernels::number();
     let module = cx.device(0).load(&code)?;
@@ -130,8 +170,9 @@ fn reads_and_writes_in_order(cx: &Context) -> Verdict {
     let kernel = cx.kernel(0, &kernels::increment())?;
     let words: Vec<u8> = (0..1000_u32).flat_map(u32::to_le_bytes).collect();
     let buffers = [cx.upload(0, &words)?, cx.memory(0, 4000)?];
-    let forth = [Arg::Buffer(&buffers[1]), Arg::Buffer(&buffers[0])];
-    let back = [Arg::Buffer(&buffers[0]), Arg::Buffer(&buffers[1])];
+    let count = 1000_u32.to_le_bytes();
+    let forth = [Arg::Buffer(&buffers[1]), Arg::Buffer(&buffers[0]), Arg::Scalar(&count)];
+    let back = [Arg::Buffer(&buffers[0]), Arg::Buffer(&buffers[1]), Arg::Scalar(&count)];
     let launches =
         [Launch::new(&kernel, [1; 3], &forth)?, Launch::new(&kernel, [1; 3], &back)?].map(Op::Launch);
     let lane = cx.lane(0)?;
@@ -148,7 +189,8 @@ fn reaches_peer_memory(cx: &Context) -> Verdict {
     let kernel = cx.kernel(0, &kernels::increment())?;
     let words: Vec<u8> = (0..100_u32).flat_map(u32::to_le_bytes).collect();
     let (theirs, results) = (cx.upload(1, &words)?, cx.memory(1, 400)?);
-    let args = [Arg::Buffer(&results), Arg::Buffer(&theirs)];
+    let count = 100_u32.to_le_bytes();
+    let args = [Arg::Buffer(&results), Arg::Buffer(&theirs), Arg::Scalar(&count)];
     cx.lane(0)?.run(&[Op::Launch(Launch::new(&kernel, [1; 3], &args)?)])?;
     let expected: Vec<u32> = (1..101).collect();
     assert_eq!(cx.download_words(1, &results)?, expected);
@@ -174,7 +216,7 @@ fn launches_that_do_not_fit_are_refused(cx: &Context) -> Verdict {
     }
     let increment = cx.kernel(0, &kernels::increment())?;
     let (low, high) = (memory.slice(0..40)?, memory.slice(36..64)?);
-    let aliased = Launch::new(&increment, [1; 3], &[Arg::Buffer(&low), Arg::Buffer(&high)]).err();
+    let aliased = Launch::new(&increment, [1; 3], &[Arg::Buffer(&low), Arg::Buffer(&high), scalar]).err();
     assert!(matches!(aliased, Some(LaunchError::Aliased { first: 0, second: 1, .. })), "{aliased:?}");
     Ok(())
 }
@@ -255,7 +297,7 @@ fn a_failure_stays_in_its_queue(cx: &Context) -> Verdict {
             *work == WorkId::Submission(id) && kernel == "failing"
         }
         // Where a fault loses the device, nothing below can be asked of it.
-        Failure::DeviceLost { .. } => return Ok(()),
+        Failure::DeviceLost { .. } => return cx.stays_lost(0),
         _ => false,
     };
     assert!(named, "{failure}");

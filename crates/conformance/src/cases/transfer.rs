@@ -23,8 +23,9 @@ pub(super) const CASES: &[Case] = &[
 ];
 
 fn open_all(cx: &Context) -> Result<Vec<Arc<dyn Device>>, libtest_mimic::Failed> {
-    let open = |ordinal| cx.backend.open(ordinal, Features::empty());
-    Ok((0..u32::try_from(cx.infos.len())?).map(open).collect::<Result<_, _>>()?)
+    Ok((0..cx.infos.len())
+        .map(|position| cx.open_device(position, Features::empty()))
+        .collect::<Result<_, _>>()?)
 }
 
 fn all_pairs_both_ways_at_once(cx: &Context) -> Verdict {

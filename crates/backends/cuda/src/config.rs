@@ -1,0 +1,46 @@
+//! Which libraries the backend uses.
+
+use std::path::PathBuf;
+
+/// The vendor's libraries by file, for machines that keep them where nobody looks. One that is named is the
+/// only candidate; one that is not is looked for.
+///
+/// ```
+/// use warpweft_cuda::{CudaBackend, CudaConfig};
+///
+/// let config = CudaConfig::default().with_driver("no-such-folder/libcuda.so.1");
+/// let error = CudaBackend::with_config(&config).unwrap_err();
+/// assert!(error.to_string().contains("no-such-folder"));
+/// ```
+#[derive(Debug, Clone, Default)]
+#[non_exhaustive]
+pub struct CudaConfig {
+    /// The driver, `libcuda.so.1`.
+    pub driver: Option<PathBuf>,
+    /// The compiler of CUDA C, `libnvrtc.so`.
+    pub nvrtc: Option<PathBuf>,
+    /// The management library, `libnvidia-ml.so.1`.
+    #[cfg(feature = "nvml")]
+    pub nvml: Option<PathBuf>,
+}
+
+impl CudaConfig {
+    /// Names the driver.
+    pub fn with_driver(mut self, path: impl Into<PathBuf>) -> Self {
+        self.driver = Some(path.into());
+        self
+    }
+
+    /// Names the compiler.
+    pub fn with_nvrtc(mut self, path: impl Into<PathBuf>) -> Self {
+        self.nvrtc = Some(path.into());
+        self
+    }
+
+    /// Names the management library.
+    #[cfg(feature = "nvml")]
+    pub fn with_nvml(mut self, path: impl Into<PathBuf>) -> Self {
+        self.nvml = Some(path.into());
+        self
+    }
+}

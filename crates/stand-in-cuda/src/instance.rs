@@ -1,0 +1,201 @@
+//! A copy of the library, loaded with a state of its own.
+
+use std::{
+    env,
+    ffi::{CStr, CString, c_char, c_int},
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use libloading::Library;
+use tempfile::TempDir;
+
+type Set = unsafe extern "C" fn(*const c_char, *const c_char) -> c_int;
+type Fail = unsafe extern "C" fn(*const c_char, u64, c_int) -> c_int;
+type Failed = unsafe extern "C" fn(*mut *const u8, *mut usize) -> c_int;
+type Called = unsafe extern "C" fn(usize, *mut *const u8, *mut usize) -> c_int;
+type Count = unsafe extern "C" fn(*const c_char, *mut u64) -> c_int;
+
+/// A driver of its own: settings, devices and faults of one are nothing to another.
+///
+/// The file goes when it is dropped; the code stays loaded until the process ends, since threads may still be
+/// in it.
+#[derive(Debug)]
+pub struct StandIn {
+    path: PathBuf,
+    set: Set,
+    fail: Fail,
+    failed: Failed,
+    called: Called,
+    calls: Count,
+    live: Count,
+    _folder: TempDir,
+}
+
+impl StandIn {
+    /// Loads a copy of the library that cargo built beside this test.
+    ///
+    /// # Errors
+    ///
+    /// The operating system's, if the library is not there or cannot be loaded.
+    pub fn load() -> io::Result<Self> {
+        let (folder, path) = copied(&[])?;
+        let library = open(&path)?;
+        let this = Self {
+            set: symbol(&library, c"stand_in_set")?,
+            fail: symbol(&library, c"stand_in_fail")?,
+            failed: symbol(&library, c"stand_in_failed")?,
+            called: symbol(&library, c"stand_in_called")?,
+            calls: symbol(&library, c"stand_in_calls")?,
+            live: symbol(&library, c"stand_in_live")?,
+            path,
+            _folder: folder,
+        };
+        // Never unloaded: threads of the library end when they have been idle for a while.
+        std::mem::forget(library);
+        Ok(this)
+    }
+
+    /// A copy that lacks functions, in a folder that keeps it.
+    ///
+    /// # Errors
+    ///
+    /// As [`load`](Self::load); a function that is not there cannot be taken away.
+    pub fn without(functions: &[&str]) -> io::Result<(TempDir, PathBuf)> {
+        copied(functions)
+    }
+
+    /// The library's file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Sets a setting (`devices`, `memory`, `version`, `multiprocessors`, `peers`, `display`, `coherent`, and
+    /// those of `nvml.rs`), or a variable of the environment for this library alone. Most are read by the
+    /// first `cuInit`.
+    #[must_use]
+    pub fn with(self, name: &str, value: &str) -> Self {
+        self.set(name, value);
+        self
+    }
+
+    /// The same, later.
+    #[expect(unsafe_code, reason = "calls the library")]
+    pub fn set(&self, name: &str, value: &str) {
+        let (name, value) = (text(name), text(value));
+        // SAFETY: two terminated texts that live until the return.
+        let _set = unsafe { (self.set)(name.as_ptr(), value.as_ptr()) };
+    }
+
+    /// Lets a coming call fail with `code`: the one with this number from now on, of the function of this
+    /// name, or of any function if the name is empty.
+    #[expect(unsafe_code, reason = "calls the library")]
+    pub fn fail(&self, name: &str, number: u64, code: i32) {
+        let name = text(name);
+        // SAFETY: a terminated text that lives until the return.
+        let _planned = unsafe { (self.fail)(name.as_ptr(), number, code) };
+    }
+
+    /// The function whose call was to fail, if it did.
+    #[expect(unsafe_code, reason = "calls the library")]
+    pub fn failed(&self) -> Option<String> {
+        let (mut name, mut len) = (std::ptr::null(), 0);
+        // SAFETY: a pointer and an integer are written to this stack frame.
+        let _asked = unsafe { (self.failed)(&mut name, &mut len) };
+        kept(name, len)
+    }
+
+    /// The functions that were called.
+    #[expect(unsafe_code, reason = "calls the library")]
+    pub fn called(&self) -> Vec<String> {
+        let name_of = |index| {
+            let (mut name, mut len) = (std::ptr::null(), 0);
+            // SAFETY: a pointer and an integer are written to this stack frame.
+            let _asked = unsafe { (self.called)(index, &mut name, &mut len) };
+            kept(name, len)
+        };
+        (0..).map_while(name_of).collect()
+    }
+
+    /// How often a function was called, or all of them if the name is empty.
+    #[expect(unsafe_code, reason = "calls the library")]
+    pub fn calls(&self, name: &str) -> u64 {
+        let (name, mut count) = (text(name), 0);
+        // SAFETY: a terminated text, and one integer on this stack frame.
+        let _asked = unsafe { (self.calls)(name.as_ptr(), &mut count) };
+        count
+    }
+
+    /// How many `contexts`, `streams`, `events`, `modules`, `pools` or `ranges` of memory there are.
+    #[expect(unsafe_code, reason = "calls the library")]
+    pub fn live(&self, kind: &str) -> u64 {
+        let (kind, mut count) = (text(kind), 0);
+        // SAFETY: a terminated text, and one integer on this stack frame.
+        let _asked = unsafe { (self.live)(kind.as_ptr(), &mut count) };
+        count
+    }
+}
+
+/// A name that the library keeps; `None` for an empty one.
+#[expect(unsafe_code, reason = "reads the library's memory")]
+fn kept(name: *const u8, len: usize) -> Option<String> {
+    if name.is_null() || len == 0 {
+        return None;
+    }
+    // SAFETY: only called with what the library answered: a text that it keeps, and it is never unloaded.
+    let bytes = unsafe { std::slice::from_raw_parts(name, len) };
+    Some(String::from_utf8_lossy(bytes).into_owned())
+}
+
+/// Texts of tests hold no zero byte; of one that does, nothing is left.
+fn text(words: &str) -> CString {
+    CString::new(words).unwrap_or_default()
+}
+
+/// The library that cargo built beside this test: `target/PROFILE/deps`.
+fn built() -> io::Result<PathBuf> {
+    let name = format!("{}warpweft_stand_in_cuda{}", env::consts::DLL_PREFIX, env::consts::DLL_SUFFIX);
+    let program = env::current_exe()?;
+    let folders =
+        program.ancestors().skip(1).take(2).flat_map(|folder| [folder.to_path_buf(), folder.join("deps")]);
+    let candidates: Vec<PathBuf> = folders.map(|folder| folder.join(&name)).collect();
+    candidates.iter().find(|path| path.exists()).cloned().ok_or_else(|| {
+        let text = format!("{name} is not beside {}: build warpweft-stand-in-cuda", program.display());
+        io::Error::new(io::ErrorKind::NotFound, text)
+    })
+}
+
+/// A copy in a folder of its own, since the loader knows files and gives one library for one file. The names
+/// of functions that it is to lack are changed in its tables.
+fn copied(lacking: &[&str]) -> io::Result<(TempDir, PathBuf)> {
+    let (source, folder) = (built()?, tempfile::tempdir()?);
+    let path = folder.path().join(source.file_name().unwrap_or_default());
+    if lacking.is_empty() {
+        fs::copy(&source, &path)?;
+        return Ok((folder, path));
+    }
+    let mut bytes = fs::read(&source)?;
+    for function in lacking {
+        let name = [b"\0", function.as_bytes(), b"\0"].concat();
+        let places: Vec<usize> =
+            (0..bytes.len() - name.len()).filter(|&at| bytes[at..].starts_with(&name)).collect();
+        if places.is_empty() {
+            return Err(io::Error::new(io::ErrorKind::NotFound, format!("there is no {function}")));
+        }
+        places.into_iter().for_each(|at| bytes[at + 1] = b'-');
+    }
+    fs::write(&path, bytes)?;
+    Ok((folder, path))
+}
+
+#[expect(unsafe_code, reason = "opens a dynamic library")]
+fn open(path: &Path) -> io::Result<Library> {
+    // SAFETY: a copy of this crate's own library, which runs nothing when it is loaded.
+    unsafe { Library::new(path) }.map_err(io::Error::other)
+}
+
+#[expect(unsafe_code, reason = "looks symbols up")]
+fn symbol<F: Copy>(library: &Library, name: &CStr) -> io::Result<F> {
+    // SAFETY: the types above are those of the functions of these names in `control.rs`.
+    unsafe { library.get::<F>(name.to_bytes_with_nul()) }.map(|found| *found).map_err(io::Error::other)
+}

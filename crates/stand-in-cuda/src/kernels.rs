@@ -1,0 +1,257 @@
+//! The kernels there are, by the names of their entries: Rust for the code of `crates/conformance/kernels`.
+//!
+//! A block is a state machine that is given turns, so that any number of blocks run beside each other on one
+//! thread. One turn is one round of the loop that the CUDA code has, or all of it where it has none.
+//! Residents keep to `resident.cuh`, word for word.
+
+use std::{
+    sync::LazyLock,
+    time::{Duration, Instant},
+};
+
+use crate::{exports::Code, space::View};
+
+/// What runs in place of an entry's code.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Kernel {
+    /// The bytes of each parameter.
+    pub(crate) params: &'static [usize],
+    /// A turn of one block.
+    pub(crate) step: fn(&mut Block<'_>) -> Result<Step, Code>,
+}
+
+/// Whether a block wants another turn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Step {
+    Again,
+    Done,
+}
+
+/// A block during a turn.
+pub(crate) struct Block<'a> {
+    pub(crate) memory: View<'a>,
+    pub(crate) arguments: &'a [Vec<u8>],
+    /// Counted along x, then y, then z.
+    pub(crate) index: u64,
+    pub(crate) turn: &'a mut Turn,
+}
+
+/// What a block remembers between its turns: `ww_turn`.
+#[derive(Debug, Default)]
+pub(crate) struct Turn {
+    began: Option<u64>,
+    looked: u64,
+    leave: u64,
+    hurry: u64,
+}
+
+/// A loop that waits ends after this time, as in CUDA: one that hangs takes the machine with it.
+const MINUTE: u64 = 60_000_000_000;
+
+/// The size of `ww_slice`.
+const SLICE: usize = 56;
+
+impl Kernel {
+    pub(crate) fn named(name: &str) -> Option<Self> {
+        let kernel = |params, step| Some(Self { params, step });
+        match name {
+            "number" => kernel(&[8, 4], number),
+            "increment" => kernel(&[8, 8, 4], increment),
+            "empty" => kernel(&[], |_| Ok(Step::Done)),
+            "blocking" => kernel(&[8], blocking),
+            "failing" => kernel(&[8], failing),
+            "counter" => kernel(&[SLICE, 8], counter),
+            "server" => kernel(&[SLICE, 8, 8], server),
+            "stubborn" => kernel(&[SLICE, 8], stubborn),
+            "failing_resident" => kernel(&[SLICE, 8], failing_resident),
+            _ => None,
+        }
+    }
+}
+
+fn number(block: &mut Block<'_>) -> Result<Step, Code> {
+    let (out, base) = (block.long(0), block.word(1));
+    let number = u32::try_from(block.index).unwrap_or(u32::MAX);
+    block.memory.write(out + block.index * 4, number.wrapping_add(base))?;
+    Ok(Step::Done)
+}
+
+fn increment(block: &mut Block<'_>) -> Result<Step, Code> {
+    let (to, from, count) = (block.long(0), block.long(1), block.word(2));
+    for index in (0..u64::from(count)).map(|index| index * 4) {
+        block.memory.write(to + index, block.memory.read(from + index)?.wrapping_add(1))?;
+    }
+    Ok(Step::Done)
+}
+
+fn blocking(block: &mut Block<'_>) -> Result<Step, Code> {
+    let (now, word) = (now_ns(), block.long(0));
+    let began = *block.turn.began.get_or_insert(now);
+    let goes_on = block.memory.read(word)? == 0 && now - began < MINUTE;
+    Ok(if goes_on { Step::Again } else { Step::Done })
+}
+
+fn failing(block: &mut Block<'_>) -> Result<Step, Code> {
+    block.memory.write(block.long(0), 1)?;
+    Err(Code::LAUNCH_FAILED)
+}
+
+fn counter(block: &mut Block<'_>) -> Result<Step, Code> {
+    let slice = block.slice();
+    let count = block.long(1) + block.index * 4;
+    block.reside(&slice, |block| {
+        let next = block.memory.read(count)?.wrapping_add(1);
+        block.memory.write(count, next)?;
+        Ok(false)
+    })
+}
+
+fn server(block: &mut Block<'_>) -> Result<Step, Code> {
+    let (slice, request, answer) = (block.slice(), block.long(1), block.long(2));
+    block.reside(&slice, |block| {
+        let asked = block.memory.read(request)?;
+        let finished = asked == u32::MAX;
+        if !finished {
+            block.memory.write(answer, asked + 1)?;
+        }
+        Ok(finished)
+    })
+}
+
+fn stubborn(block: &mut Block<'_>) -> Result<Step, Code> {
+    let (slice, word) = (block.slice(), block.long(1));
+    if block.turn.began.is_none() && !block.begin(&slice)? {
+        block.end(&slice, false)?;
+        return Ok(Step::Done);
+    }
+    let began = block.turn.began.unwrap_or_default();
+    if block.memory.read(word)? == 0 && now_ns() - began < MINUTE {
+        return Ok(Step::Again);
+    }
+    block.reside(&slice, |_| Ok(false))
+}
+
+fn failing_resident(block: &mut Block<'_>) -> Result<Step, Code> {
+    let slice = block.slice();
+    if block.begin(&slice)? {
+        return Err(Code::LAUNCH_FAILED);
+    }
+    block.end(&slice, false)?;
+    Ok(Step::Done)
+}
+
+/// `ww_slice`.
+#[derive(Debug, Clone, Copy)]
+struct Slice {
+    orders: u64,
+    mirror: u64,
+    blocks: u64,
+    done: u64,
+    shortest_ns: u64,
+    longest_ns: u64,
+    number: u64,
+}
+
+impl Block<'_> {
+    /// A pointer or another 64-bit value.
+    fn long(&self, parameter: usize) -> u64 {
+        self.long_at(parameter, 0)
+    }
+
+    fn long_at(&self, parameter: usize, at: usize) -> u64 {
+        let bytes = self.arguments[parameter].get(at..at + 8).and_then(|bytes| bytes.try_into().ok());
+        u64::from_le_bytes(bytes.unwrap_or_default())
+    }
+
+    fn word(&self, parameter: usize) -> u32 {
+        let bytes = self.arguments[parameter].as_slice().try_into();
+        u32::from_le_bytes(bytes.unwrap_or_default())
+    }
+
+    fn slice(&self) -> Slice {
+        let field = |index: usize| self.long_at(0, index * 8);
+        Slice {
+            orders: field(0),
+            mirror: field(1),
+            blocks: field(2),
+            done: field(3),
+            shortest_ns: field(4),
+            longest_ns: field(5),
+            number: field(6),
+        }
+    }
+
+    /// The usual resident: begins, does one round a turn until it is told to leave or is finished, and ends.
+    fn reside(
+        &mut self,
+        slice: &Slice,
+        round: impl FnOnce(&mut Self) -> Result<bool, Code>,
+    ) -> Result<Step, Code> {
+        let enters = self.turn.began.is_some() || self.begin(slice)?;
+        if !enters || self.should_yield(slice)? {
+            self.end(slice, false)?;
+            return Ok(Step::Done);
+        }
+        if round(self)? {
+            self.end(slice, true)?;
+            return Ok(Step::Done);
+        }
+        Ok(Step::Again)
+    }
+
+    /// `ww_begin`.
+    fn begin(&mut self, slice: &Slice) -> Result<bool, Code> {
+        let now = now_ns();
+        (self.turn.began, self.turn.looked) = (Some(now), now);
+        self.read_orders(slice.mirror)?;
+        self.memory.write_long(self.block_words(slice), slice.number + 1)?;
+        Ok(self.memory.read(slice.done + self.index * 4)? == 0)
+    }
+
+    /// `ww_should_yield`.
+    fn should_yield(&mut self, slice: &Slice) -> Result<bool, Code> {
+        let (now, first) = (now_ns(), self.index == 0);
+        if now - self.turn.looked >= if first { 1000 } else { 500 } && slice.number >= self.turn.leave {
+            let before = (self.turn.leave, self.turn.hurry);
+            self.read_orders(if first { slice.orders } else { slice.mirror })?;
+            if first && before != (self.turn.leave, self.turn.hurry) {
+                self.memory.write_long(slice.mirror, self.turn.leave)?;
+                self.memory.write_long(slice.mirror + 8, self.turn.hurry)?;
+            }
+            self.turn.looked = now;
+        }
+        let lasted = now - self.turn.began.unwrap_or(now);
+        Ok(slice.number < self.turn.leave
+            || lasted >= slice.longest_ns
+            || (slice.number < self.turn.hurry && lasted >= slice.shortest_ns))
+    }
+
+    /// `ww_end`.
+    fn end(&mut self, slice: &Slice, finished: bool) -> Result<(), Code> {
+        let words = self.block_words(slice);
+        if finished {
+            self.memory.write(slice.done + self.index * 4, 1)?;
+            self.memory.write_long(words + 16, 1)?;
+        }
+        self.memory.write_long(words + 8, slice.number + 1)
+    }
+
+    fn read_orders(&mut self, from: u64) -> Result<(), Code> {
+        self.turn.leave = self.memory.read_long(from)?;
+        self.turn.hurry = self.memory.read_long(from + 8)?;
+        Ok(())
+    }
+
+    /// The `ww_block` of this block.
+    fn block_words(&self, slice: &Slice) -> u64 {
+        slice.blocks + self.index * 32
+    }
+}
+
+/// `%globaltimer`: nanoseconds since some moment.
+fn now_ns() -> u64 {
+    static START: LazyLock<Instant> = LazyLock::new(Instant::now);
+    // Not zero at the first call, so that differences to earlier moments exist.
+    let since = START.elapsed() + Duration::from_secs(1);
+    u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
+}

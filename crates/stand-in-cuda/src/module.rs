@@ -1,0 +1,148 @@
+//! Modules and their functions.
+
+use std::{
+    ffi::{CStr, c_char, c_int, c_uint, c_void},
+    sync::Arc,
+};
+
+use crate::{
+    context::{Context, current},
+    exports::{Code, In, Out, Outcome, Raw, exports},
+    kernels::Kernel,
+    machine::running,
+    ptx::{self, Entry},
+};
+
+/// Loaded code.
+#[derive(Debug)]
+pub(crate) struct Module {
+    pub(crate) context: Arc<Context>,
+    entries: Vec<Entry>,
+}
+
+/// An entry of a module, and the Rust function that stands in for its code.
+#[derive(Debug)]
+pub(crate) struct Function {
+    pub(crate) module: Arc<Module>,
+    pub(crate) entry: Entry,
+    pub(crate) kernel: Kernel,
+}
+
+/// `CUjit_option`.
+const ERROR_LOG: c_int = 5;
+const ERROR_LOG_BYTES: c_int = 6;
+
+/// `CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK`.
+const MAX_THREADS: c_int = 0;
+
+/// Where a compiler's words go.
+struct Log {
+    buffer: Out<u8>,
+    bytes: usize,
+}
+
+impl Log {
+    fn find(count: c_uint, options: &In<c_int>, values: &In<*mut c_void>) -> Result<Option<Self>, Code> {
+        let (mut buffer, mut bytes) = (None, 0);
+        for index in 0..count as usize {
+            let value = values.at(index)?;
+            match options.at(index)? {
+                ERROR_LOG => buffer = Some(value),
+                ERROR_LOG_BYTES => bytes = value.addr(),
+                _ => {}
+            }
+        }
+        Ok(buffer.filter(|_| bytes > 0).map(|buffer| Self { buffer: Out::to(buffer.cast()), bytes }))
+    }
+
+    fn write(&self, words: &str) -> Outcome {
+        let text = words.bytes().take(self.bytes - 1).chain([0]);
+        text.enumerate().try_for_each(|(at, byte)| self.buffer.at(at).set(byte))
+    }
+}
+
+/// The text of an image, which ends in a zero byte.
+fn text_of(image: *const c_void) -> Result<String, Code> {
+    let first = In::from(image.cast::<u8>()).get()?;
+    if first == 0x7f {
+        // Machine code of a GPU, which no host runs.
+        return Err(Code::NO_BINARY_FOR_GPU);
+    }
+    Ok(terminated(image.cast()).to_string_lossy().into_owned())
+}
+
+#[expect(unsafe_code, reason = "reads the caller's memory")]
+fn terminated<'a>(text: *const c_char) -> &'a CStr {
+    // SAFETY: an image that is not binary is a terminated text (the caller's duty, by the manual), and the
+    // result is not kept beyond the call.
+    unsafe { CStr::from_ptr(text) }
+}
+
+fn compile(text: &str) -> Result<Vec<Entry>, String> {
+    let entries = ptx::entries(text)?;
+    for entry in &entries {
+        let kernel = Kernel::named(&entry.name)
+            .ok_or_else(|| format!("entry '{}' has no function in the stand-in", entry.name))?;
+        let sizes: Vec<usize> = entry.params.iter().map(|param| param.size).collect();
+        if sizes != kernel.params {
+            return Err(format!(
+                "entry '{}' has parameters of {sizes:?} bytes, not {:?}",
+                entry.name, kernel.params
+            ));
+        }
+    }
+    Ok(entries)
+}
+
+exports! {
+    fn cuModuleLoadDataEx(
+        out module: Raw, val image: *const c_void, val option_count: c_uint, input options: c_int,
+        input values: *mut c_void
+    ) {
+        let here = current()?;
+        let log = Log::find(option_count, &options, &values)?;
+        let _turn = here.enter_cold()?;
+        match compile(&text_of(image)?) {
+            Ok(entries) => {
+                let context = Arc::clone(&here.context);
+                module.set(here.machine.modules.add(Arc::new(Module { context, entries })))
+            }
+            Err(words) => {
+                if let Some(log) = log {
+                    log.write(&format!("ptxas fatal   : {words}"))?;
+                }
+                Err(Code::INVALID_PTX)
+            }
+        }
+    }
+
+    fn cuModuleUnload(val module: Raw) {
+        let here = current()?;
+        let _turn = here.enter_cold()?;
+        let gone = here.machine.modules.remove(module)?;
+        here.machine.functions.retain(|function| !Arc::ptr_eq(&function.module, &gone));
+        Ok(())
+    }
+
+    /// Code is loaded lazily, so that this may be what brings it to the device.
+    fn cuModuleGetFunction(out function: Raw, val module: Raw, text name: c_char) {
+        let here = current()?;
+        let _turn = here.enter_cold()?;
+        let (module, name) = (here.machine.modules.get(module)?, name.get()?);
+        let entry = module.entries.iter().find(|entry| entry.name == name).ok_or(Code::NOT_FOUND)?.clone();
+        let kernel = Kernel::named(&name).ok_or(Code::NOT_FOUND)?;
+        function.set(here.machine.functions.add(Arc::new(Function { module, entry, kernel })))
+    }
+
+    fn cuFuncGetAttribute(out value: c_int, val attribute: c_int, val function: Raw) {
+        running()?.functions.get(function)?;
+        if attribute == MAX_THREADS { value.set(1024) } else { Err(Code::INVALID_VALUE) }
+    }
+
+    fn cuFuncGetParamInfo(val function: Raw, val index: usize, out offset: usize, out size: usize) {
+        let function = running()?.functions.get(function)?;
+        let param = function.entry.params.get(index).ok_or(Code::INVALID_VALUE)?;
+        offset.set(param.offset)?;
+        if size.is_null() { Ok(()) } else { size.set(param.size) }
+    }
+}

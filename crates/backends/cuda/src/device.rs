@@ -1,6 +1,7 @@
 //! A CUDA device: the seam over a context, an arena and the backend's shared parts.
 
 use std::{
+    any::Any,
     fmt,
     sync::{
         Arc, Mutex, PoisonError, Weak,
@@ -115,6 +116,17 @@ impl CudaDevice {
             Err(error) if error.code != PEER_ACCESS_ALREADY_ENABLED => Err(error),
             _ => Ok(()),
         }
+    }
+
+    /// The CUDA device behind a handle, if it is one.
+    pub(crate) fn of(device: &Arc<dyn Device>) -> Option<&Self> {
+        let device: &dyn Any = device.as_ref();
+        device.downcast_ref()
+    }
+
+    /// What calls on the device go through, and what it reaches.
+    pub(crate) fn surroundings(&self) -> (&Arc<Context>, &Arc<PeerTable>) {
+        (&self.context, &self.shared.peers)
     }
 
     fn id(&self) -> DeviceId {

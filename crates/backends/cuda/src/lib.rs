@@ -66,6 +66,7 @@
 //! graphs, and facts about links that only NVML knows.
 
 mod backend;
+mod baseline;
 mod cold;
 mod compiler;
 mod context;
@@ -83,4 +84,5 @@ mod stream;
 mod work;
 
 pub use backend::CudaBackend;
+pub use baseline::Baseline;
 pub use compiler::Compiler;

@@ -1,11 +1,10 @@
 //! The command's kernels, as Rust functions and in CUDA.
 
-use warpweft::{
-    CodeFormat, ForeignCode, HostFunction, KernelCode, KernelContract, Param, Progress, Workgroup,
-};
+use warpweft::{CodeFormat, ForeignCode, HostFunction, KernelCode, KernelContract, Param, Workgroup};
 
 /// One file of CUDA C as `cargo xtask codegen` compiled it.
 const QUEUED: &str = include_str!("../kernels/queued.ptx");
+#[cfg(feature = "cuda")]
 const RESIDENT: &str = include_str!("../kernels/resident.ptx");
 
 /// Words that one workgroup of `pattern` writes.
@@ -52,12 +51,13 @@ pub(crate) fn empty() -> KernelCode {
 }
 
 /// A resident that counts its turns in a word.
+#[cfg(feature = "cuda")]
 pub(crate) fn beat() -> KernelCode {
     let contract = KernelContract::new("beat", [Param::read_write(4).aligned(4)]).resident();
     let function = HostFunction::resident(|workgroup| {
         let turns = workgroup.slice::<u32>(0);
         turns.set(0, turns.get(0).wrapping_add(1));
-        Progress::Busy
+        warpweft::Progress::Busy
     });
     with_ptx(KernelCode::new().with_function(contract.clone(), function), contract, RESIDENT)
 }
@@ -82,9 +82,13 @@ mod tests {
 
     #[test]
     fn every_kernel_is_in_the_compiled_code() {
-        for (code, ptx) in
-            [(pattern(), QUEUED), (copy_words(), QUEUED), (empty(), QUEUED), (beat(), RESIDENT)]
-        {
+        for (code, ptx) in [
+            (pattern(), QUEUED),
+            (copy_words(), QUEUED),
+            (empty(), QUEUED),
+            #[cfg(feature = "cuda")]
+            (beat(), RESIDENT),
+        ] {
             let name = &code.contracts()[0].name;
             assert!(ptx.contains(&format!(".visible .entry {name}(")), "{name}");
             assert_eq!(code.contracts().len(), 1, "both forms have one contract");

@@ -21,7 +21,8 @@ pub(crate) struct Wish<'a> {
 }
 
 /// What `memcheck` runs: everything that moves bytes. Under it, calls that return at once elsewhere wait.
-const UNDER_MEMCHECK: [&str; 3] = ["copy::", "memory::", "transfer::"];
+const UNDER_MEMCHECK: [(&str, &str); 3] =
+    [("memcheck copies", "copy::"), ("memcheck memory", "memory::"), ("memcheck transfers", "transfer::")];
 
 /// Every leg, those first whose failure explains others.
 pub(crate) fn all(wish: &Wish<'_>) -> Vec<Leg> {
@@ -34,7 +35,7 @@ pub(crate) fn all(wish: &Wish<'_>) -> Vec<Leg> {
         leg("demo", 120, "demo --backend host,cuda"),
         leg("topology", 180, "topo --backend cuda --measure"),
         leg("launches", 60, "perf launch --backend cuda -n 5000 --json"),
-        leg("copies", 240, "perf copy --backend cuda -b 64K -e 1G -f 16 --json"),
+        leg("copies", 240, "perf copy --backend cuda -b 64K -e 1G --json"),
         leg("copies both ways", 240, "perf copy --backend cuda -b 1M -e 1G -f 32 --both --json"),
         leg("spike checks", 180, "spike checks"),
         leg("spike timings", 180, "spike timings"),
@@ -42,9 +43,9 @@ pub(crate) fn all(wish: &Wish<'_>) -> Vec<Leg> {
         leg("spike fault", 60, "spike fault"),
     ];
     if wish.memcheck {
-        legs.extend(UNDER_MEMCHECK.map(|cases| Leg {
-            name: "memcheck",
-            under: words("compute-sanitizer --tool memcheck --error-exitcode 9"),
+        legs.extend(UNDER_MEMCHECK.map(|(name, cases)| Leg {
+            name,
+            under: words("compute-sanitizer --tool memcheck --report-api-errors no --error-exitcode 9"),
             args: words(&format!("conformance --only cuda {cases}")),
             limit_seconds: 300,
         }));
@@ -65,12 +66,19 @@ mod tests {
     use super::*;
 
     #[test]
+    fn names_tell_legs_apart() {
+        let legs = all(&Wish { memcheck: true, ..Wish::default() });
+        let names: std::collections::BTreeSet<_> = legs.iter().map(|leg| leg.name).collect();
+        assert_eq!(names.len(), legs.len());
+    }
+
+    #[test]
     fn the_suite_is_told_what_is_required_and_wanted() {
         let required = ["cuda,2".to_owned()];
         let legs = all(&Wish { required: &required, filter: Some("copy::"), memcheck: false });
         let conformance = legs.iter().find(|leg| leg.name == "conformance").unwrap();
         assert_eq!(conformance.args, words("conformance --only cuda --require cuda,2 copy::"));
-        assert!(legs.iter().all(|leg| leg.name != "memcheck"));
-        assert!(all(&Wish { memcheck: true, ..Wish::default() }).iter().any(|leg| leg.name == "memcheck"));
+        let more = all(&Wish { memcheck: true, ..Wish::default() });
+        assert_eq!(more.len(), legs.len() + UNDER_MEMCHECK.len());
     }
 }

@@ -25,8 +25,9 @@ pub struct MeasureConfig {
     pub rounds: u32,
     /// Time for one round.
     pub timeout: Duration,
-    /// A kernel that copies its second buffer argument into its first by words, for links that kernels use
-    /// directly. Without it, or on devices that do not run it, only copies are timed.
+    /// A kernel that copies 32-bit words from its second argument to its first, as many as its third (a `u64`)
+    /// says, for links that kernels use directly. Without it, or on devices that do not run it, only copies are
+    /// timed.
     pub kernel: Option<KernelCode>,
 }
 
@@ -230,7 +231,8 @@ impl Direction<'_> {
     fn kernel_bandwidth(&self) -> Result<Option<Bandwidth>, TransferError> {
         let (config, Some(kernel)) = (self.runner.config, self.runner.kernel()) else { return Ok(None) };
         let (src, dst) = (self.src.slice(0..config.large.0)?, self.dst.slice(0..config.large.0)?);
-        let args = [Arg::Buffer(&dst), Arg::Buffer(&src)];
+        let words = (config.large.0 / 4).to_le_bytes();
+        let args = [Arg::Buffer(&dst), Arg::Buffer(&src), Arg::Scalar(&words)];
         let Ok(launch) = Launch::new(&kernel, [self.runner.device.info().multiprocessors, 1, 1], &args)
         else {
             return Ok(None);

@@ -170,6 +170,17 @@ impl CudaDevice {
         }
     }
 
+    /// The CUDA device behind a handle, if it is one.
+    pub(crate) fn of(device: &Arc<dyn Device>) -> Option<&Self> {
+        let device: &dyn Any = device.as_ref();
+        device.downcast_ref()
+    }
+
+    /// What calls on the device go through, and what it reaches.
+    pub(crate) fn surroundings(&self) -> (&Arc<Context>, &Arc<PeerTable>, &Arc<Clock>) {
+        (&self.context, &self.shared.peers, &self.clock)
+    }
+
     fn id(&self) -> DeviceId {
         self.facts.info.id
     }

@@ -66,6 +66,7 @@
 //! graphs, and facts about links that only NVML knows.
 
 mod backend;
+mod baseline;
 mod cache;
 mod clock;
 mod cold;
@@ -91,6 +92,7 @@ mod virtual_memory;
 mod work;
 
 pub use backend::CudaBackend;
+pub use baseline::Baseline;
 pub use compiler::Compiler;
 pub use config::CudaConfig;
 pub use context::NativeContext;

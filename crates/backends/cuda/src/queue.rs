@@ -200,7 +200,7 @@ impl QueueCore {
         let waits = submission.waits;
         let ready = state.held.is_empty()
             && state.ops_in_flight < WINDOW
-            && matches!(first_obstacle(waits), Ok(None));
+            && obstacles(waits).is_ok_and(|obstacles| obstacles.is_empty());
         if ready {
             let fill = |keep: &mut KeepAlive| {
                 submission.ops.iter().try_for_each(|op| self.push(id, op, keep))?;
@@ -332,24 +332,25 @@ impl QueueCore {
     fn schedule(self: &Arc<Self>) {
         loop {
             let mut state = self.lock();
-            let obstacle = match state.held.front() {
+            let obstacles = match state.held.front() {
                 None => return,
-                Some(held) => first_obstacle(&held.work.waits),
+                Some(held) => obstacles(&held.work.waits),
             };
-            match obstacle {
+            match obstacles {
                 Err(failure) => return self.fail(state, &failure, &[]),
-                Ok(Some(_)) if state.closing => {
+                Ok(points) if !points.is_empty() && state.closing => {
                     let failure = Arc::new(Failure::Abandoned { device: self.context.device });
                     return self.fail(state, &failure, &[]);
                 }
-                Ok(Some(point)) => {
+                Ok(points) if !points.is_empty() => {
                     drop(state);
-                    // Outside the lock: the semaphore may call back at once.
-                    return semaphore::watch(&point, &Waker::from(Arc::clone(self)));
+                    // All of them, since any may fail. Outside the lock: a semaphore may call back at once.
+                    let waker = Waker::from(Arc::clone(self));
+                    return points.iter().for_each(|point| semaphore::watch(point, &waker));
                 }
                 // `reap` comes back here when the stream has got shorter.
-                Ok(None) if state.ops_in_flight >= WINDOW => return,
-                Ok(None) => {}
+                Ok(_) if state.ops_in_flight >= WINDOW => return,
+                Ok(_) => {}
             }
             let Some(Held { id, work }) = state.held.pop_front() else { return };
             let mut wakers = Wakers::new();
@@ -449,6 +450,11 @@ impl QueueCore {
         state.failure.get_or_insert_with(|| Arc::clone(failure));
         let held = std::mem::take(&mut state.held);
         self.track(state);
+        // What is still to come of the first one's waits must not keep the queue. Outside the lock, as below.
+        if let Some(first) = held.front() {
+            let waker = Waker::from(Arc::clone(self));
+            first.work.waits.iter().for_each(|point| semaphore::unwatch(point, &waker));
+        }
         // Outside the lock: failing a semaphore wakes others, and dropping submissions frees buffers.
         let signals = signals.iter().chain(held.iter().flat_map(|held| &held.work.signals));
         signals.for_each(|point| point.semaphore.fail(Arc::clone(failure)));
@@ -528,14 +534,15 @@ impl Drop for Walk {
     }
 }
 
-/// A point for which no stream can wait yet; the failure, if one of them will never be reached.
-fn first_obstacle(waits: &[SemaphorePoint]) -> Result<Option<SemaphorePoint>, Arc<Failure>> {
+/// The points for which no stream can wait yet; the failure, if one of all will never be reached.
+fn obstacles(waits: &[SemaphorePoint]) -> Result<SmallVec<[SemaphorePoint; 2]>, Arc<Failure>> {
+    let mut obstacles = SmallVec::new();
     for point in waits {
         if let Readiness::Unknown = semaphore::readiness(point)? {
-            return Ok(Some(point.clone()));
+            obstacles.push(point.clone());
         }
     }
-    Ok(None)
+    Ok(obstacles)
 }
 
 /// Checks that a queue can carry out an operation.

@@ -393,7 +393,12 @@ impl ResidentCore {
         self.leave();
         self.wait_outside(deadline).inspect_err(|_| {
             self.run_again();
-        })
+        })?;
+        // A stop that came before or meanwhile stands: the resident is over and not parked.
+        match self.order() {
+            Order::Stop => Err(ResidentError::WrongState { action: "park", state: "ending" }),
+            Order::Park | Order::Run => Ok(()),
+        }
     }
 
     fn resume(&self) -> Result<(), ResidentError> {
@@ -456,13 +461,13 @@ impl ResidentCore {
         let outside = self.is_outside();
         match self.order() {
             _ if self.failure.get().is_some() => ResidentState::Failed,
-            Order::Stop => ResidentState::Stopped,
-            _ if outside && self.is_finished() => {
+            order if outside && (order == Order::Stop || self.is_finished()) => {
+                // Not left to the feeder, as in `stop`.
                 self.give_seats_back();
                 ResidentState::Stopped
             }
             Order::Park if outside => ResidentState::Parked,
-            Order::Park | Order::Run => ResidentState::Running,
+            Order::Park | Order::Run | Order::Stop => ResidentState::Running,
         }
     }
 

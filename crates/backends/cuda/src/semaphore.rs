@@ -270,6 +270,14 @@ pub(crate) fn watch(point: &SemaphorePoint, waker: &Waker) {
     }
 }
 
+/// Takes back what `watch` asked for.
+pub(crate) fn unwatch(point: &SemaphorePoint, waker: &Waker) {
+    if let Some(semaphore) = CudaSemaphore::of(&point.semaphore) {
+        semaphore.coming().watchers.retain(|(value, known)| *value != point.value || !known.will_wake(waker));
+    }
+    point.semaphore.forget(point.value, waker);
+}
+
 /// Notes that a point is reached when `event`'s work is over.
 pub(crate) fn enqueued(
     point: &SemaphorePoint,

@@ -95,7 +95,7 @@ fn a_forked_process_is_told_so_and_never_hangs() {
     let args = [Arg::Buffer(&window)];
     let launch = Launch::new(&kernel, [2, 1, 1], &args).unwrap();
     let residents = device.residents().unwrap();
-    let resident = residents.launch(&ResidentDesc::new(launch.clone())).unwrap();
+    let resident = residents.launch(&ResidentDesc::new(launch)).unwrap();
     let (point, fill) = (SemaphorePoint::new(&semaphore, 1), Op::Fill(FillRegion::bytes(&window, 1)));
     let submission =
         Submission { waits: &[], ops: std::slice::from_ref(&fill), signals: std::slice::from_ref(&point) };
@@ -137,7 +137,7 @@ fn a_forked_process_is_told_so_and_never_hangs() {
             let within = Deadline::within(PATIENCE);
             require(16, matches!(resident.park(within), Err(ResidentError::Failed(_))))?;
             require(17, matches!(resident.stop(within), Err(ResidentError::Failed(_))))?;
-            let launched = residents.launch(&ResidentDesc::new(launch.clone()));
+            let launched = residents.launch(&ResidentDesc::new(launch));
             require(18, matches!(launched, Err(ResidentError::Failed(_))))?;
             let second = CudaBackend::with_config(&config).err();
             require(19, second.is_some_and(|error| error.to_string().contains("fork")))

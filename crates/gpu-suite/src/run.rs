@@ -48,6 +48,8 @@ pub(crate) struct Options {
 struct Summary {
     version: &'static str,
     required: Vec<String>,
+    /// Name, kind and driver of each CUDA device.
+    devices: Vec<String>,
     /// What a required device lacks, if anything.
     absent: Option<String>,
     legs: Vec<Outcome>,
@@ -117,6 +119,7 @@ fn sum_up(options: &Options) -> Result<bool> {
         required: options.require.clone(),
         ..Summary::default()
     };
+    summary.devices = devices();
     summary.absent = options.require.iter().find_map(|required| absence(required));
     if let Some(absent) = &summary.absent {
         say(&format!("absent: {absent}"));
@@ -151,6 +154,11 @@ fn absence(required: &str) -> Option<String> {
         Ok(devices) => Some(format!("{required}: there are {} CUDA devices", devices.len())),
         Err(error) => Some(format!("{required}: {error}")),
     }
+}
+
+fn devices() -> Vec<String> {
+    let infos = CudaBackend::new().and_then(|backend| backend.devices()).unwrap_or_default();
+    infos.iter().map(|info| format!("{} {}, {}", info.id, info.name, info.driver)).collect()
 }
 
 fn run_leg(leg: &Leg, number: u32, out: &Path) -> Result<Outcome> {
@@ -266,6 +274,7 @@ impl Summary {
 
 #[expect(clippy::print_stdout, reason = "the program's result")]
 fn show(summary: &Summary, path: &Path) {
+    summary.devices.iter().for_each(|device| println!("{device}"));
     println!("\n{:18}  result   seconds  passed  failed  skipped", "leg");
     for leg in &summary.legs {
         let result = match leg.result {

@@ -191,7 +191,7 @@ impl Arena {
         self.buffer(memory.size(), Memory::Native(memory))
     }
 
-    /// Pins host memory of another owner.
+    /// Takes host memory of another owner, and pins it unless somebody has.
     #[expect(unsafe_code, reason = "calls the driver")]
     pub(crate) fn import_host(self: &Arc<Self>, memory: HostMemory) -> Result<CudaBuffer, AllocError> {
         let refuse = |error: DriverError| AllocError::CannotImport {
@@ -199,6 +199,9 @@ impl Arena {
             reason: error.to_string(),
         };
         let (pointer, size) = (memory.base().as_ptr().cast(), memory.len());
+        if let Some(address) = self.known(pointer, size) {
+            return Ok(self.buffer(size as u64, Memory::Known { memory, address }));
+        }
         // SAFETY: the memory stays valid while `memory` lives, which `unregister` takes care of.
         unsafe { cold::register(&self.context, pointer, size, PINNED_FLAGS) }.map_err(refuse)?;
         let mut registered =
@@ -208,6 +211,22 @@ impl Arena {
         unsafe { self.context.driver.mem_host_get_device_pointer(&mut registered.address, pointer, 0) }
             .map_err(refuse)?;
         Ok(self.buffer(size as u64, Memory::Registered(registered)))
+    }
+
+    /// Where the device sees host memory that is pinned as a whole already, by a buffer of this backend or by
+    /// another library.
+    #[expect(unsafe_code, reason = "asks the driver")]
+    fn known(&self, pointer: *mut c_void, size: usize) -> Option<CUdeviceptr> {
+        let _current = self.context.enter().ok()?;
+        let seen = |pointer: *mut c_void| {
+            let mut address = 0;
+            // SAFETY: any pointer may be asked about; the address is written to this stack frame.
+            let found = unsafe { self.context.driver.mem_host_get_device_pointer(&mut address, pointer, 0) };
+            found.ok().map(|()| address)
+        };
+        let last = size.checked_sub(1)?;
+        let (first, end) = (seen(pointer)?, seen(pointer.wrapping_byte_add(last))?);
+        (end.checked_sub(first) == Some(last as u64)).then_some(first)
     }
 
     fn exhausted(&self, size: u64, error: DriverError) -> AllocError {
@@ -325,7 +344,7 @@ impl Arena {
             }
             Memory::Pinned(block) => self.pinned().entry(block.class).or_default().push(block),
             // These undo themselves.
-            Memory::Virtual(_) | Memory::Native(_) | Memory::Registered(_) => {}
+            Memory::Virtual(_) | Memory::Native(_) | Memory::Registered(_) | Memory::Known { .. } => {}
         }
     }
 
@@ -452,11 +471,18 @@ impl Drop for Registered {
 
 #[derive(Debug)]
 enum Memory {
-    Pool { address: CUdeviceptr },
+    Pool {
+        address: CUdeviceptr,
+    },
     Pinned(PinnedBlock),
     Virtual(VirtualMemory),
     Native(NativeMemory),
     Registered(Registered),
+    /// Host memory of another owner, pinned by somebody else.
+    Known {
+        memory: HostMemory,
+        address: CUdeviceptr,
+    },
 }
 
 /// A buffer of a CUDA device.
@@ -477,6 +503,7 @@ impl CudaBuffer {
             Some(Memory::Virtual(memory)) => memory.address(),
             Some(Memory::Native(memory)) => memory.address(),
             Some(Memory::Registered(registered)) => registered.address,
+            Some(Memory::Known { address, .. }) => *address,
             None => 0,
         }
     }
@@ -499,6 +526,7 @@ impl CudaBuffer {
         match &self.memory {
             Some(Memory::Pinned(block)) => NonNull::new(block.host.raw().cast()),
             Some(Memory::Registered(registered)) => registered.memory.as_ref().map(HostMemory::base),
+            Some(Memory::Known { memory, .. }) => Some(memory.base()),
             _ => None,
         }
     }
@@ -516,7 +544,7 @@ impl Buffer for CudaBuffer {
     fn kind(&self) -> MemoryKind {
         match &self.memory {
             Some(Memory::Pinned(block)) if block.class.write_combined => MemoryKind::Upload,
-            Some(Memory::Pinned(_) | Memory::Registered(_)) => MemoryKind::HostVisible,
+            Some(Memory::Pinned(_) | Memory::Registered(_) | Memory::Known { .. }) => MemoryKind::HostVisible,
             _ => MemoryKind::Device,
         }
     }

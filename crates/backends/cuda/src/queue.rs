@@ -370,20 +370,11 @@ impl QueueCore {
     ///
     /// It does nothing while another thread is busy with the queue: that thread, or the next look, will.
     pub(crate) fn reap(self: &Arc<Self>) -> bool {
-        let mut state = match self.state.try_lock() {
-            Ok(state) => state,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => return false,
-        };
         let mut done = SmallVec::<[InFlight; 4]>::new();
-        let looked = self.take_finished(&mut state, &mut done);
-        let more = !state.held.is_empty();
-        match looked {
-            Ok(()) => drop(state),
-            Err(error) => {
-                let failure = self.context.judge(error);
-                self.fail_in_flight(state, &failure);
-            }
+        let looked = self.take_finished(&mut done);
+        if let Err(error) = looked {
+            let failure = self.context.judge(error);
+            self.fail_in_flight(self.lock(), &failure);
         }
         if done.is_empty() {
             return false;
@@ -394,32 +385,52 @@ impl QueueCore {
             record.signals.clear();
             record.keep.clear();
         }
-        self.recycle(done);
-        if more {
+        if self.recycle(done) {
             self.schedule();
         }
         true
     }
 
-    fn take_finished(
-        &self,
-        state: &mut State,
-        done: &mut SmallVec<[InFlight; 4]>,
-    ) -> Result<(), DriverError> {
-        if state.in_flight.is_empty() {
-            return Ok(());
-        }
-        let _current = self.context.enter()?;
-        while let Some(first) = state.in_flight.front()
-            && first.event.is_done()?
-        {
-            state.ops_in_flight -= first.ops;
-            done.extend(state.in_flight.pop_front());
+    /// Asks the driver with the lock open: a program that submits meanwhile must not wait for the answer, which
+    /// takes a microsecond, nor be put to sleep by a lock that is taken again and again.
+    fn take_finished(&self, done: &mut SmallVec<[InFlight; 4]>) -> Result<(), DriverError> {
+        let Some(mut state) = self.try_lock() else { return Ok(()) };
+        let mut current = None;
+        while let Some(event) = state.in_flight.front().map(|first| Arc::clone(&first.event)) {
+            drop(state);
+            if current.is_none() {
+                current = Some(self.context.enter()?);
+            }
+            if !event.is_done()? {
+                return Ok(());
+            }
+            state = self.lock();
+            // Another thread may have asked the same.
+            if state.in_flight.front().is_some_and(|first| Arc::ptr_eq(&first.event, &event)) {
+                drop(event);
+                let finished = state.in_flight.pop_front();
+                state.ops_in_flight -= finished.as_ref().map_or(0, |first| first.ops);
+                done.extend(finished);
+            }
         }
         Ok(())
     }
 
-    fn recycle(&self, done: SmallVec<[InFlight; 4]>) {
+    /// Whether submissions wait here for the stream to get shorter or for others.
+    pub(crate) fn is_holding(&self) -> bool {
+        self.try_lock().is_some_and(|state| !state.held.is_empty())
+    }
+
+    fn try_lock(&self) -> Option<MutexGuard<'_, State>> {
+        match self.state.try_lock() {
+            Ok(state) => Some(state),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
+    /// Keeps what the next submissions can use; whether some are held.
+    fn recycle(&self, done: SmallVec<[InFlight; 4]>) -> bool {
         let mut state = self.lock();
         for InFlight { event, keep, .. } in done {
             if state.spare_lists.len() < SPARES {
@@ -430,6 +441,7 @@ impl QueueCore {
                 state.spare_events.push(event);
             }
         }
+        !state.held.is_empty()
     }
 
     /// Whether the reactor may forget the queue.

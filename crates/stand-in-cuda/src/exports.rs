@@ -87,6 +87,19 @@ impl<T> Out<T> {
         Ok(())
     }
 
+    /// What is there, for arguments that go both ways.
+    #[expect(unsafe_code, reason = "reads the caller's memory")]
+    pub(crate) fn get(&self) -> Result<T, Code>
+    where
+        T: Copy,
+    {
+        if self.0.is_null() {
+            return Err(Code::INVALID_VALUE);
+        }
+        // SAFETY: as for `set`; the caller initialised an argument that goes both ways.
+        Ok(unsafe { self.0.read_unaligned() })
+    }
+
     /// The place `index` values further on, of an array that the caller said is longer than that.
     pub(crate) fn at(&self, index: usize) -> Self {
         if self.0.is_null() { Self(self.0) } else { Self(self.0.wrapping_add(index)) }

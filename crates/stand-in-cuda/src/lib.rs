@@ -31,6 +31,7 @@ mod kernels;
 mod launch;
 mod machine;
 mod module;
+mod nvml;
 mod pool;
 mod ptx;
 mod registry;

@@ -19,6 +19,7 @@ use crate::{
     context::{Context, NativeContext, left},
     device::{CudaDevice, Facts, Shared},
     driver::{Driver, unavailable},
+    links::LinkReport,
     peer::PeerTable,
     reactor::ReactorOwner,
 };
@@ -72,6 +73,7 @@ impl CudaBackend {
         let shared = Shared {
             driver,
             peers: Arc::new(peers),
+            links: LinkReport::new(config.management_library()),
             compiler: config.nvrtc.as_ref().map_or_else(|| Compiler::find_at_most(cuda_major), Compiler::at),
             infos: facts.iter().map(|facts| facts.info.clone()).collect(),
             reactor,
@@ -85,6 +87,15 @@ impl CudaBackend {
     /// The newest CUDA version the driver speaks, as major and minor.
     pub fn driver_version(&self) -> (u32, u32) {
         self.shared.driver.version()
+    }
+
+    /// What was found out about links, a line for each device, and why if it is less than usual: for people
+    /// who wonder about a figure, and not to be relied on by programs.
+    pub fn notes(&self) -> Vec<String> {
+        match self.shared.links.get(self.shared.driver.origin) {
+            Ok(report) => report.notes(&self.shared.infos),
+            Err(reason) => vec![format!("how devices are linked is not known: {reason}")],
+        }
     }
 
     /// A device in a context that another library made, instead of the primary one that [`Backend::open`]

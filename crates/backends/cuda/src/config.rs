@@ -37,6 +37,14 @@ impl CudaConfig {
         self
     }
 
+    /// The management library, where there may be one.
+    pub(crate) fn management_library(&self) -> Option<PathBuf> {
+        #[cfg(feature = "nvml")]
+        return self.nvml.clone();
+        #[cfg(not(feature = "nvml"))]
+        None
+    }
+
     /// Names the management library.
     #[cfg(feature = "nvml")]
     pub fn with_nvml(mut self, path: impl Into<PathBuf>) -> Self {

@@ -29,6 +29,7 @@ use crate::{
     driver::{Driver, PEER_ACCESS_ALREADY_ENABLED},
     graph::CudaGraph,
     interop,
+    links::LinkReport,
     memory::{ALIGNMENT, Arena, CudaBuffer, PAGE},
     module::{CudaModule, PARAMETER_BYTES, Tools},
     peer::PeerTable,
@@ -44,6 +45,7 @@ use crate::{
 pub(crate) struct Shared {
     pub(crate) driver: Arc<Driver>,
     pub(crate) peers: Arc<PeerTable>,
+    pub(crate) links: LinkReport,
     pub(crate) compiler: Compiler,
     pub(crate) infos: Vec<DeviceInfo>,
     pub(crate) reactor: ReactorOwner,
@@ -417,7 +419,8 @@ impl Peers for CudaDevice {
 
 impl Links for CudaDevice {
     fn facts(&self) -> Vec<LinkFact> {
-        self.shared.peers.facts(&self.shared.infos, &self.facts.info, self.facts.is_coherent)
+        let report = self.shared.links.get(self.shared.driver.origin).ok();
+        self.shared.peers.facts(&self.shared.infos, &self.facts.info, self.facts.is_coherent, report)
     }
 
     /// The driver counts nothing.

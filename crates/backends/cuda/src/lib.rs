@@ -57,13 +57,11 @@
 //! - A thread that waits asks the driver about the event itself, for ten milliseconds; then it sleeps and one
 //!   reactor thread does, which wakes futures too.
 //! - Calls that wait for resident kernels are all in one module, and ask the residents to hurry.
+//! - The driver tells which devices reach each other, and NVML how; it is loaded and asked when somebody first
+//!   wants to know. Without it links are there all the same, of an unknown medium, and
+//!   [`CudaBackend::notes`] says why.
 //! - A fault of a kernel loses the device for the process, as the driver has it. Its failure is kept, and
 //!   everything that comes later is refused with it.
-//!
-//! # What it does not do yet
-//!
-//! Contexts, streams and pointers of other libraries, host memory from elsewhere, sharing between processes,
-//! graphs, and facts about links that only NVML knows.
 
 mod backend;
 mod baseline;
@@ -79,8 +77,12 @@ mod fork;
 mod graph;
 mod header;
 mod interop;
+#[cfg_attr(not(feature = "nvml"), expect(dead_code, reason = "nobody makes a report"))]
+mod links;
 mod memory;
 mod module;
+#[cfg(feature = "nvml")]
+mod nvml;
 mod peer;
 mod queue;
 mod reactor;

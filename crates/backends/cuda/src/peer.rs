@@ -5,7 +5,10 @@ use std::ffi::c_int;
 use cudarc::driver::sys::CUdevice;
 use warpweft_core_types::{DeviceInfo, DriverError, LinkClass, LinkEnd, LinkFact, Provenance};
 
-use crate::driver::Driver;
+use crate::{
+    driver::Driver,
+    links::{Medium, Report},
+};
 
 /// What the driver said about every ordered pair of devices.
 #[derive(Debug)]
@@ -50,25 +53,29 @@ impl PeerTable {
 
     /// The links of one device: with peers it reaches, and with the host.
     ///
-    /// The driver tells that two devices reach each other and not by which medium; NVML would.
-    pub(crate) fn facts(&self, infos: &[DeviceInfo], own: &DeviceInfo, coherent: bool) -> Vec<LinkFact> {
+    /// The driver tells that two devices reach each other and not by which medium; the report does.
+    pub(crate) fn facts(
+        &self,
+        infos: &[DeviceInfo],
+        own: &DeviceInfo,
+        coherent: bool,
+        report: Option<&Report>,
+    ) -> Vec<LinkFact> {
         let here = LinkEnd::Device(own.id.uuid);
-        let peers = infos
-            .iter()
-            .filter(|other| self.reaches(own.id.ordinal, other.id.ordinal))
-            .map(|other| (LinkEnd::Device(other.id.uuid), LinkClass::Unknown, Provenance::Driver));
-        let host = LinkEnd::Host { numa_node: own.numa_node.unwrap_or(0) };
+        let between = |from, to| report.map_or(Medium::UNKNOWN, |report: &Report| report.between(from, to));
+        let mut facts = Vec::new();
+        for other in infos.iter().filter(|other| self.reaches(own.id.ordinal, other.id.ordinal)) {
+            let there = LinkEnd::Device(other.id.uuid);
+            facts.push(between(own, other).fact(here, there));
+            facts.push(between(other, own).fact(there, here));
+        }
+        let known = report.and_then(|report| report.to_host(own, coherent));
+        let near = own.numa_node.or_else(|| report.and_then(|report| report.numa_node(own)));
+        let host = LinkEnd::Host { numa_node: near.unwrap_or(0) };
         // A GPU that walks the host's page tables is joined with it by more than its PCI function.
         let class = if coherent { LinkClass::Unknown } else { LinkClass::Pcie };
-        peers
-            .chain(std::iter::once((host, class, Provenance::Assumed)))
-            .flat_map(|(there, class, provenance)| {
-                [(here, there), (there, here)].map(|(from, to)| fact(from, to, class, provenance))
-            })
-            .collect()
+        let medium = known.unwrap_or(Medium { class, provenance: Provenance::Assumed, ..Medium::UNKNOWN });
+        facts.extend([medium.fact(here, host), medium.fact(host, here)]);
+        facts
     }
-}
-
-const fn fact(from: LinkEnd, to: LinkEnd, class: LinkClass, provenance: Provenance) -> LinkFact {
-    LinkFact { from, to, class, path: None, link_count: 1, bandwidth: None, latency: None, provenance }
 }

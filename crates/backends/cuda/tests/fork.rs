@@ -1,6 +1,7 @@
 //! A process made by `fork` has the handles of its parent and no driver: every method answers, at once.
 
 #![cfg(target_os = "linux")]
+#![expect(clippy::unwrap_used, clippy::panic, reason = "helpers of tests may fail a test")]
 
 use std::{
     ffi::c_int,

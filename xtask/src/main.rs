@@ -13,6 +13,7 @@ mod features;
 mod fuzz;
 mod report;
 mod test;
+mod test_gpu;
 mod tidy;
 mod tools;
 mod workspace;
@@ -52,6 +53,8 @@ enum Verb {
     Tidy,
     /// Run every leg of the tests that can run here, and name the others
     Test(test::Options),
+    /// Run every test and measurement that needs GPUs, or pack them for another machine
+    TestGpu(test_gpu::Options),
     /// Run the loom tests of the crates that depend on loom
     Loom,
     /// Fuzz one target, or each in turn
@@ -93,6 +96,7 @@ fn run(verb: Verb) -> Result<()> {
         Verb::Codegen(options) => codegen::run(&workspace, &options),
         Verb::Tidy => tidy::run(&workspace),
         Verb::Test(options) => test::run(&workspace, &options),
+        Verb::TestGpu(options) => test_gpu::run(&workspace, &options),
         Verb::Loom => test::run_loom(&workspace),
         Verb::Fuzz { target, seconds } => fuzz::run(&workspace, target.as_deref(), seconds),
         Verb::Features => features::run(&workspace),
@@ -130,6 +134,8 @@ Examples:
   cargo xtask test                         every test that can run on this machine
   cargo xtask test --require host,8        with a device set that must be present
   cargo xtask test -- ring::               only tests with `ring::` in their name
+  cargo xtask test-gpu --require cuda,2    on a machine with two GPUs
+  cargo xtask test-gpu --bundle gpu-bundle a folder for a machine without Rust
   cargo xtask fuzz --seconds 60            each fuzz target for a minute
   cargo xtask bench --compare main         ratios against readings kept for `main`
   cargo xtask codegen                      after a change to a kernel in CUDA C

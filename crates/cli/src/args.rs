@@ -8,7 +8,7 @@ const EXAMPLES: &str = "\
 Examples:
   warpweft demo                          four CPU devices, everything checked
   warpweft demo --devices 8 --links ring copies go round a ring
-  warpweft perf copy -b 1M -e 256M       every pair of devices, beside memcpy
+  warpweft perf copy -b 1M -e 256M       every pair of devices, beside the raw calls
   warpweft topo --backend host --measure what is linked to what, and how fast
   warpweft doctor                        what is missing, and how to get it";
 
@@ -35,7 +35,7 @@ pub(crate) enum Command {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Perf {
-    /// Copies between all pairs of devices, sizes swept, beside memcpy.
+    /// Copies between all pairs of devices, sizes swept, beside the raw calls.
     Copy(PerfCopy),
     /// Launch of an empty kernel and wait for it.
     Launch(PerfLaunch),
@@ -44,7 +44,7 @@ pub(crate) enum Perf {
 /// Which devices to use.
 #[derive(Debug, Clone, ClapArgs)]
 pub(crate) struct Selection {
-    /// Backends whose devices to use, separated by commas.
+    /// Backends whose devices to use (host, cuda), separated by commas.
     #[arg(long, value_name = "NAME,...", value_delimiter = ',', default_value = "host")]
     pub(crate) backend: Vec<String>,
     /// How many host devices to make.
@@ -76,7 +76,8 @@ Examples:
   warpweft demo
   warpweft demo --links chain --json
   warpweft demo --fault corrupt          see a failed check
-  warpweft demo --impersonate dgx.txt    on the devices and links of another machine")]
+  warpweft demo --impersonate dgx.txt    on the devices and links of another machine
+  warpweft demo --backend host,cuda      CPU devices and GPUs together")]
 pub(crate) struct Demo {
     #[command(flatten)]
     pub(crate) selection: Selection,
@@ -113,13 +114,16 @@ pub(crate) enum Fault {
 
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
-Columns: p50 and p99 of one copy from call to arrival; algbw = bytes / p50, in GB/s of 10^9 bytes; memcpy =
-one thread copying as many bytes in the same run, interleaved; ratio = memcpy p50 / p50.
+Columns: p50 and p99 of one copy from call to arrival; algbw = bytes / p50, in GB/s of 10^9 bytes; raw = the
+driver's own call for as many bytes in the same run, interleaved, or one thread's memcpy where there is no
+driver; ratio = raw p50 / p50; pinned = host memory that the device reaches by itself.
 
 Examples:
   warpweft perf copy
   warpweft perf copy -b 1M -e 1G -f 4 --links chain
-  warpweft perf copy --both --json > copies.jsonl")]
+  warpweft perf copy --both --json > copies.jsonl
+  warpweft perf copy --backend cuda -e 1G     GPUs, beside the driver's copies
+  warpweft perf copy --backend host,cuda      between CPU devices and GPUs too")]
 pub(crate) struct PerfCopy {
     #[command(flatten)]
     pub(crate) selection: Selection,
@@ -148,8 +152,9 @@ pub(crate) struct PerfCopy {
 
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
-Example:
-  warpweft perf launch -n 10000")]
+Examples:
+  warpweft perf launch -n 10000
+  warpweft perf launch --backend cuda         beside the driver's launches")]
 pub(crate) struct PerfLaunch {
     #[command(flatten)]
     pub(crate) selection: Selection,
@@ -177,6 +182,7 @@ Exit code: 0, or 1 if --diff finds a difference, or 2 for a file that is not rig
 Examples:
   warpweft topo
   warpweft topo --backend host --measure
+  warpweft topo --backend host,cuda --measure
   nvidia-smi topo -m > machine.txt; warpweft topo --import machine.txt --svg machine.svg
   warpweft topo --import machine.xml --json
   warpweft topo --diff before.json after.json")]
@@ -226,8 +232,9 @@ pub(crate) struct Topo {
 #[command(after_help = "\
 Exit code: 0 if everything that the chosen backends need is there, 1 if something is missing.
 
-Example:
-  warpweft doctor --json")]
+Examples:
+  warpweft doctor --json
+  warpweft doctor --backend cuda         driver, devices, peers, residents, compiler")]
 pub(crate) struct Doctor {
     /// Backends that must work, separated by commas.
     #[arg(long, value_name = "NAME,...", value_delimiter = ',', default_value = "host")]

@@ -7,22 +7,20 @@ use std::{
 use anyhow::{Context as _, bail};
 use serde::Serialize;
 use warpweft::{
-    Arg, Backend, BufferDesc, BufferView, Bytes, Device, DeviceId, HostFunction, KernelCode, KernelContract,
-    Launch, Op, Param, QueueDesc, Runtime, SemaphorePoint, Submission, Workgroup,
+    Arg, Backend, BufferDesc, BufferView, Bytes, Device, DeviceId, DeviceKind, Launch, Op, QueueDesc,
+    Runtime, SemaphorePoint, Submission,
     transfer::CopyHandle,
     wrappers::{FaultConfig, FaultyBackend, TracingBackend},
 };
 
 use crate::{
     args::{Demo, Fault},
+    kernels::{self, WORDS_PER_GROUP, pattern_word},
     output, select,
 };
 
 /// Bytes of one word of the pattern.
 const WORD: u64 = 4;
-
-/// Words that one workgroup writes.
-const WORDS_PER_GROUP: u32 = 4096;
 
 /// What was checked.
 #[derive(Debug, Default, Serialize)]
@@ -119,26 +117,6 @@ fn save_trace(file: File, backends: &[Arc<TracingBackend>]) -> anyhow::Result<()
     serde_json::to_writer(BufWriter::new(file), &trace).context("the trace cannot be written")
 }
 
-/// A kernel that writes words which depend on the device, the position and a seed.
-fn pattern_kernel() -> KernelCode {
-    let contract = KernelContract::new("pattern", [Param::write(WORD), Param::scalar::<u32>()]);
-    let body = |workgroup: &Workgroup<'_>| {
-        let (words, seed) = (workgroup.slice::<u32>(0), workgroup.scalar::<u32>(1));
-        let first = workgroup.index()[0] as usize * WORDS_PER_GROUP as usize;
-        for index in first..words.len().min(first + WORDS_PER_GROUP as usize) {
-            words.set(index, pattern_word(seed, index));
-        }
-    };
-    KernelCode::new().with_function(contract, HostFunction::new(body))
-}
-
-/// Mixes seed and position so that a moved, missing or repeated word shows.
-#[expect(clippy::cast_possible_truncation, reason = "the pattern uses the position's low bits")]
-const fn pattern_word(seed: u32, index: usize) -> u32 {
-    let mixed = (index as u32).wrapping_mul(0x9e37_79b1) ^ seed.wrapping_mul(0x85eb_ca6b);
-    mixed ^ (mixed >> 15)
-}
-
 /// One run of the demo.
 struct Run<'a> {
     runtime: &'a Runtime,
@@ -160,8 +138,9 @@ impl Run<'_> {
         output::title("Devices");
         for device in self.runtime.devices() {
             let info = device.info();
+            let unit = if info.kind == DeviceKind::Cpu { "worker" } else { "multiprocessor" };
             output::line(format!(
-                "  {:<8} {:<4} {:<20} {:>9}   {} worker{}",
+                "  {:<8} {:<4} {:<20} {:>9}   {} {unit}{}",
                 info.id.to_string(),
                 info.kind.to_string(),
                 info.name,
@@ -198,13 +177,13 @@ impl Run<'_> {
         let id = device.info().id;
         let size = self.args.size.checked_next_multiple_of(WORD).context("--size is too large")?;
         let memory = BufferView::whole(device.allocate(&BufferDesc::device(size))?);
-        let kernel = device.load(&pattern_kernel())?.kernel("pattern")?;
+        let kernel = device.load(&kernels::pattern())?.kernel("pattern")?;
         let queue = device.create_queue(&QueueDesc::default())?;
         let done = SemaphorePoint::new(&device.create_semaphore(0)?, 1);
-        let groups =
-            u32::try_from((size / WORD).div_ceil(WORDS_PER_GROUP.into())).context("--size is too large")?;
-        let seed_bytes = seed.to_le_bytes();
-        let args = [Arg::Buffer(&memory), Arg::Scalar(&seed_bytes)];
+        let words = size / WORD;
+        let groups = u32::try_from(words.div_ceil(WORDS_PER_GROUP.into())).context("--size is too large")?;
+        let (words, seed_bytes) = (words.to_le_bytes(), seed.to_le_bytes());
+        let args = [Arg::Buffer(&memory), Arg::Scalar(&words), Arg::Scalar(&seed_bytes)];
         let ops = [Op::Launch(Launch::new(&kernel, [groups, 1, 1], &args)?)];
         queue
             .submit(&Submission { waits: &[], ops: &ops, signals: std::slice::from_ref(&done) })

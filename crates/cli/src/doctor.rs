@@ -1,5 +1,8 @@
 //! What is there, what is missing, and how to get it.
 
+#[cfg(feature = "cuda")]
+mod cuda;
+
 use std::process::ExitCode;
 
 use serde::Serialize;
@@ -15,8 +18,25 @@ use crate::{args, output, select};
 struct Check {
     what: String,
     found: bool,
+    /// Whether the backend is of no use without it.
+    required: bool,
     /// What was found, or what to do.
     detail: String,
+}
+
+impl Check {
+    fn found(what: impl Into<String>, detail: impl Into<String>) -> Self {
+        Self { what: what.into(), found: true, required: true, detail: detail.into() }
+    }
+
+    fn missing(what: impl Into<String>, detail: impl Into<String>) -> Self {
+        Self { what: what.into(), found: false, required: true, detail: detail.into() }
+    }
+
+    #[cfg(feature = "cuda")]
+    fn optional(self) -> Self {
+        Self { required: false, ..self }
+    }
 }
 
 #[derive(Debug, Serialize)]
@@ -33,10 +53,12 @@ pub(crate) fn run(args: &args::Doctor) -> anyhow::Result<ExitCode> {
     for name in &args.backend {
         match name.as_str() {
             "host" => checks.push(host()),
+            #[cfg(feature = "cuda")]
+            "cuda" => checks.extend(cuda::checks()),
             _ => checks.push(unknown(name)),
         }
     }
-    let healthy = checks.iter().all(|check| check.found);
+    let healthy = checks.iter().all(|check| check.found || !check.required);
     let report = Report { version: env!("CARGO_PKG_VERSION"), backends: select::KNOWN, checks, healthy };
     if args.json {
         output::json(&report)?
@@ -50,33 +72,30 @@ fn print(report: &Report) {
     output::title(&format!("warpweft {}", report.version));
     output::note(&format!("built with: {}", report.backends.join(", ")));
     for check in &report.checks {
-        let text = format!("{:<14} {}", check.what, check.detail);
-        if check.found { output::good(&text) } else { output::bad(&text) }
+        let text = format!("{:<17} {}", check.what, check.detail);
+        match (check.found, check.required) {
+            (true, _) => output::good(&text),
+            (false, true) => output::bad(&text),
+            (false, false) => output::lacking(&text),
+        }
     }
 }
 
 fn cores() -> Check {
-    let what = "processor".to_owned();
     match std::thread::available_parallelism() {
-        Ok(cores) => Check { what, found: true, detail: format!("{cores} cores for this process") },
-        Err(error) => {
-            Check { what, found: false, detail: format!("the number of cores is not known: {error}") }
-        }
+        Ok(cores) => Check::found("processor", format!("{cores} cores for this process")),
+        Err(error) => Check::missing("processor", format!("the number of cores is not known: {error}")),
     }
 }
 
 /// Opens a host device and has it work, rather than believe that it would.
 fn host() -> Check {
-    let what = "host devices".to_owned();
     match try_host() {
-        Ok(detail) => Check { what, found: true, detail },
-        Err(error) => Check {
-            what,
-            found: false,
-            detail: format!(
-                "{error}; host devices need threads and memory: look at the limits of this process"
-            ),
-        },
+        Ok(detail) => Check::found("host devices", detail),
+        Err(error) => Check::missing(
+            "host devices",
+            format!("{error}; host devices need threads and memory: look at the limits of this process"),
+        ),
     }
 }
 
@@ -100,9 +119,5 @@ fn try_host() -> Result<String, warpweft::Error> {
 }
 
 fn unknown(name: &str) -> Check {
-    Check {
-        what: name.to_owned(),
-        found: false,
-        detail: format!("this program was built without it; it has: {}", select::KNOWN.join(", ")),
-    }
+    Check::missing(name, format!("this program was built without it; it has: {}", select::KNOWN.join(", ")))
 }

@@ -1,20 +1,22 @@
 //! The `warpweft` command as a library, so that benchmarks measure with the same code.
 //!
 //! `warpweft demo` shows what works on this machine, `warpweft perf` measures it beside the raw calls,
-//! `warpweft topo` shows what is linked to what, and `warpweft doctor` says what is missing and how to get it. `warpweft --help` has examples.
-#![forbid(unsafe_code)]
+//! `warpweft topo` shows what is linked to what, and `warpweft doctor` says what is missing and how to get it.
+//! `warpweft --help` has examples.
 
 mod args;
 mod demo;
 mod doctor;
+mod floor;
 mod impersonate;
+mod kernels;
 pub mod measure;
 mod output;
 mod perf;
 mod select;
 mod topo;
 
-use std::process::ExitCode;
+use std::{ffi::OsString, process::ExitCode};
 
 use clap::Parser as _;
 
@@ -22,7 +24,12 @@ use clap::Parser as _;
 ///
 /// The exit code is 0 for success, 1 for a failed check, 2 for a wrong call.
 pub fn run() -> ExitCode {
-    let args = args::Args::parse();
+    run_with(std::env::args_os())
+}
+
+/// The same with other arguments, the first of them the program's name.
+pub fn run_with(arguments: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> ExitCode {
+    let args = args::Args::parse_from(arguments);
     let result = match &args.command {
         args::Command::Demo(demo) => demo::run(demo),
         args::Command::Perf(args::Perf::Copy(copy)) => perf::copy::run(copy),

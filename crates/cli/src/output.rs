@@ -45,6 +45,11 @@ pub(crate) fn bad(text: &str) {
     emit(format_args!("{BAD}missing{BAD:#}  {text}"));
 }
 
+/// A line that says what is not there and need not be.
+pub(crate) fn lacking(text: &str) {
+    emit(format_args!("{QUIET}without{QUIET:#}  {text}"));
+}
+
 /// A line that says that a check failed.
 pub(crate) fn wrong(text: &str) {
     emit(format_args!("{BAD}failed{BAD:#}   {text}"));

@@ -16,7 +16,11 @@ use crate::{
 };
 
 /// Backends this program was built with.
-pub(crate) const KNOWN: &[&str] = &["host"];
+pub(crate) const KNOWN: &[&str] = &[
+    "host",
+    #[cfg(feature = "cuda")]
+    "cuda",
+];
 
 /// The backends named, each once.
 pub(crate) fn backends(selection: &Selection) -> anyhow::Result<Vec<Arc<dyn Backend>>> {
@@ -33,6 +37,8 @@ pub(crate) fn backends(selection: &Selection) -> anyhow::Result<Vec<Arc<dyn Back
 fn backend(name: &str, selection: &Selection) -> anyhow::Result<Arc<dyn Backend>> {
     match name {
         "host" => Ok(Arc::new(host(selection)?)),
+        #[cfg(feature = "cuda")]
+        "cuda" => Ok(Arc::new(warpweft::cuda::CudaBackend::new()?)),
         _ => {
             Err(WrongCall(format!("there is no backend {name:?}; this program has: {}", KNOWN.join(", ")))
                 .into())

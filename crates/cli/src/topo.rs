@@ -12,7 +12,7 @@ use std::{
 use anyhow::Context as _;
 use serde::Serialize;
 use warpweft::{
-    Bytes, Device, HostFunction, KernelCode, KernelContract, LinkEnd, Param, Runtime, Workgroup,
+    Bytes, Device, LinkEnd, Runtime,
     topology::{
         NodeDesc, Topology, TopologyDiff, discover,
         import::{Imported, Labelled, NvLinkReport, Report, import_reader},
@@ -22,6 +22,7 @@ use warpweft::{
 
 use crate::{
     args::{Selection, Topo},
+    kernels,
     output::{self, WrongCall},
     select,
 };
@@ -135,8 +136,11 @@ fn topology_of(devices: &[Arc<dyn Device>]) -> anyhow::Result<Topology> {
 fn measured(devices: &[Arc<dyn Device>], args: &Topo) -> anyhow::Result<Vec<MeasuredLink>> {
     let cache_path = args.cache.as_deref();
     let mut cache = cache_path.map(load_cache).transpose()?.unwrap_or_default();
-    let config =
-        MeasureConfig { large: Bytes(args.size), kernel: Some(copy_kernel()), ..MeasureConfig::default() };
+    let config = MeasureConfig {
+        large: Bytes(args.size),
+        kernel: Some(kernels::copy_words()),
+        ..MeasureConfig::default()
+    };
     if let Some(known) = cache.get(devices, &config) {
         return Ok(known.to_vec());
     }
@@ -159,19 +163,6 @@ fn load_cache(path: &Path) -> anyhow::Result<MeasureCache> {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(MeasureCache::default()),
         Err(error) => Err(error).with_context(|| format!("{} cannot be read", path.display())),
     }
-}
-
-/// Copies its second argument into its first; each workgroup takes its share of the words.
-fn copy_kernel() -> KernelCode {
-    let contract = KernelContract::new("copy_words", [Param::write(4).aligned(4), Param::read(4).aligned(4)]);
-    let body = |workgroup: &Workgroup<'_>| {
-        let (to, from) = (workgroup.slice::<u32>(0), workgroup.slice::<u32>(1));
-        let ([index, ..], [count, ..]) = (workgroup.index(), workgroup.workgroups());
-        let share = to.len().div_ceil(count as usize);
-        let start = (index as usize * share).min(to.len());
-        (start..(start + share).min(to.len())).for_each(|word| to.set(word, from.get(word)));
-    };
-    KernelCode::new().with_function(contract, HostFunction::new(body))
 }
 
 fn print_json(found: &Found) -> anyhow::Result<()> {

@@ -1,4 +1,4 @@
-// The suite's residents. A slice ends when it is told to, or after a minute at most.
+// The suite's residents. A slice ends when it is told to, or after ten seconds at most.
 #include <warpweft/resident.cuh>
 
 typedef unsigned int u32;
@@ -30,7 +30,7 @@ extern "C" __global__ void server(ww_slice slice, const volatile u32* request, v
 extern "C" __global__ void stubborn(ww_slice slice, const volatile u32* release) {
     ww_turn turn;
     if (ww_begin(slice, turn)) {
-        while (*release == 0 && ww_now() - turn.began < 60000000000ull) {}
+        while (*release == 0 && ww_now() - turn.began < 10000000000ull) {}
         while (!ww_should_yield(slice, turn)) {}
     }
     ww_end(slice, false);

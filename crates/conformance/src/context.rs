@@ -194,6 +194,11 @@ pub(crate) fn pattern(len: usize, seed: u8) -> Vec<u8> {
     (0..len).map(byte).collect()
 }
 
+/// Why a call was refused, as it had to be.
+pub(crate) fn refusal<T, E>(result: Result<T, E>) -> Result<E, Failed> {
+    result.err().ok_or_else(|| "it was accepted".into())
+}
+
 /// Features of which at least one is missing, for cases about their absence.
 pub(crate) fn missing(device: &Arc<dyn Device>) -> Features {
     Features::all() - device.features()

@@ -3,11 +3,15 @@
 /// The files of core-types that declare the seam's traits.
 const SEAM: &[&str] = &[
     include_str!("../../core-types/src/buffer.rs"),
+    include_str!("../../core-types/src/clock.rs"),
     include_str!("../../core-types/src/device.rs"),
+    include_str!("../../core-types/src/graph.rs"),
+    include_str!("../../core-types/src/interop.rs"),
     include_str!("../../core-types/src/kernel.rs"),
     include_str!("../../core-types/src/queue.rs"),
     include_str!("../../core-types/src/resident.rs"),
     include_str!("../../core-types/src/semaphore.rs"),
+    include_str!("../../core-types/src/sharing.rs"),
 ];
 
 /// `Trait::method` for every method of every public trait, read from rustfmt's layout.

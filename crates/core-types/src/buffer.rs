@@ -14,6 +14,16 @@ pub enum MemoryKind {
     Device,
     /// Host memory that the device also reaches (CUDA: pinned and mapped).
     HostVisible,
+    /// The same for bytes that the host writes once, in order, and never reads (CUDA: write-combined). The
+    /// device reads it a little sooner; the host reads it very slowly.
+    Upload,
+}
+
+impl MemoryKind {
+    /// Whether the host can address it.
+    pub const fn is_host_visible(self) -> bool {
+        matches!(self, Self::HostVisible | Self::Upload)
+    }
 }
 
 impl fmt::Display for MemoryKind {
@@ -21,6 +31,7 @@ impl fmt::Display for MemoryKind {
         f.write_str(match self {
             Self::Device => "device",
             Self::HostVisible => "host-visible",
+            Self::Upload => "upload",
         })
     }
 }
@@ -38,6 +49,11 @@ impl BufferDesc {
     /// `size` bytes of the device's own memory.
     pub const fn device(size: u64) -> Self {
         Self { size, kind: MemoryKind::Device }
+    }
+
+    /// `size` bytes that the host writes and the device reads.
+    pub const fn upload(size: u64) -> Self {
+        Self { size, kind: MemoryKind::Upload }
     }
 
     /// `size` bytes that the host can address too.
@@ -61,7 +77,7 @@ pub trait Buffer: Any + fmt::Debug + Send + Sync {
     /// Where it lives.
     fn kind(&self) -> MemoryKind;
 
-    /// The host's window into it; `None` unless it is [`MemoryKind::HostVisible`].
+    /// The host's window into it; `None` unless [`MemoryKind::is_host_visible`].
     fn mapping(&self) -> Option<HostMapping<'_>>;
 }
 

@@ -4,9 +4,12 @@ use std::{any::Any, fmt, ptr::NonNull, sync::Arc};
 
 use serde::{Deserialize, Serialize};
 
+#[cfg(unix)]
+use crate::Sharing;
 use crate::{
-    AllocError, Buffer, BufferDesc, Bytes, CodeFormat, DeviceId, Failure, KernelCode, LinkFact, LinkTraffic,
-    LoadError, Module, OpenError, PciAddress, Queue, QueueDesc, Residents, Semaphore,
+    AllocError, Buffer, BufferDesc, Bytes, CodeFormat, DeviceClock, DeviceId, Failure, Graphs, Interop,
+    KernelCode, LinkFact, LinkTraffic, LoadError, Module, OpenError, PciAddress, Queue, QueueDesc, Residents,
+    Semaphore,
 };
 
 /// A family of devices reached through one driver stack.
@@ -34,7 +37,7 @@ bitflags::bitflags! {
     /// a whole.
     #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
     pub struct Features: u32 {
-        /// Allocates [`crate::MemoryKind::HostVisible`] buffers.
+        /// Allocates [`crate::MemoryKind::HostVisible`] and [`crate::MemoryKind::Upload`] buffers.
         const HOST_VISIBLE_MEMORY = 1 << 0;
         /// [`Device::peers`]: reaches memory of other devices of its backend.
         const PEER_ACCESS = 1 << 1;
@@ -44,6 +47,14 @@ bitflags::bitflags! {
         const HOST_IMPORT = 1 << 3;
         /// [`Device::residents`]: runs kernels that stay.
         const RESIDENT_KERNELS = 1 << 4;
+        /// [`Device::graphs`]: prepares graphs of operations and replays them.
+        const GRAPHS = 1 << 5;
+        /// [`Device::clock`]: tells the time.
+        const TIMESTAMPS = 1 << 6;
+        /// [`Device::interop`]: works with handles of other libraries.
+        const INTEROP = 1 << 7;
+        /// [`Device::sharing`]: shares memory with other processes.
+        const SHARED_MEMORY = 1 << 8;
     }
 }
 
@@ -118,6 +129,8 @@ pub struct Limits {
     pub workgroups: [u32; 3],
     /// Bytes of all scalar arguments of a kernel together.
     pub scalar_bytes: u32,
+    /// Bytes of dynamic memory a workgroup can be given, see [`crate::KernelContract::shared_bytes`].
+    pub shared_bytes: u32,
     /// Every buffer starts at a multiple of this many bytes.
     pub buffer_alignment: u64,
 }
@@ -201,6 +214,36 @@ pub trait Device: Any + fmt::Debug + Send + Sync {
     /// Kernels that stay.
     fn residents(&self) -> Option<&dyn Residents> {
         None
+    }
+
+    /// Graphs of operations.
+    fn graphs(&self) -> Option<&dyn Graphs> {
+        None
+    }
+
+    /// The device's clock.
+    fn clock(&self) -> Option<&dyn DeviceClock> {
+        None
+    }
+
+    /// Handles of other libraries.
+    fn interop(&self) -> Option<&dyn Interop> {
+        None
+    }
+
+    /// Memory that other processes use.
+    #[cfg(unix)]
+    fn sharing(&self) -> Option<&dyn Sharing> {
+        None
+    }
+}
+
+impl dyn Device {
+    /// Does a call of the vendor's, by another library or the program itself, that may wait for everything
+    /// that runs on the device: residents give way meanwhile.
+    pub fn foreign<R>(&self, call: impl FnOnce() -> R) -> R {
+        let _way = self.residents().map(Residents::give_way);
+        call()
     }
 }
 

@@ -134,6 +134,14 @@ pub enum AllocError {
         /// The rule the memory breaks.
         reason: String,
     },
+    /// The buffer cannot be given to other processes.
+    #[error("{device} cannot export this memory: {reason}")]
+    CannotExport {
+        /// The device asked.
+        device: DeviceId,
+        /// What stands in the way.
+        reason: String,
+    },
     /// The device is lost.
     #[error("{0}")]
     Failed(Arc<Failure>),
@@ -179,6 +187,14 @@ pub enum RangeError {
         /// The pattern's size in bytes.
         pattern_bytes: u64,
         /// The range's size in bytes.
+        size: u64,
+    },
+    /// A timestamp takes eight bytes at a multiple of eight.
+    #[error("a timestamp takes 8 bytes at a multiple of 8, not {size} at {offset}")]
+    NoTimestamp {
+        /// Where the view starts.
+        offset: u64,
+        /// How long it is.
         size: u64,
     },
     /// The host cannot address the memory.
@@ -381,6 +397,106 @@ pub enum SubmitError {
     Driver(#[source] DriverError),
 }
 
+/// Why a graph could not be prepared or changed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum GraphError {
+    /// The device prepares no graphs.
+    #[error("{device} prepares no graphs")]
+    Unsupported {
+        /// The device asked.
+        device: DeviceId,
+    },
+    /// An edge does not come from an earlier node.
+    #[error("node {node} cannot come after node {after}: edges lead from earlier to later nodes")]
+    Edge {
+        /// The node with the edge.
+        node: usize,
+        /// Where the edge comes from.
+        after: usize,
+    },
+    /// There is no such node.
+    #[error("there is no node {node}; the graph has {node_count}")]
+    NoSuchNode {
+        /// The node asked for.
+        node: usize,
+        /// How many there are.
+        node_count: usize,
+    },
+    /// A node keeps its kind of operation.
+    #[error("node {node} is a {expected} and cannot become a {actual}")]
+    OtherKind {
+        /// The node.
+        node: usize,
+        /// What it is.
+        expected: &'static str,
+        /// What it was to become.
+        actual: &'static str,
+    },
+    /// The device cannot have this node in a graph.
+    #[error("node {node}: {reason}")]
+    Node {
+        /// The node.
+        node: usize,
+        /// What is in the way.
+        reason: String,
+    },
+    /// The device cannot carry out a node's operation.
+    #[error("node {node}: {source}")]
+    Submit {
+        /// The node.
+        node: usize,
+        /// What is wrong with it.
+        source: SubmitError,
+    },
+    /// The device is lost.
+    #[error("{0}")]
+    Failed(Arc<Failure>),
+    /// A vendor call failed.
+    #[error("driver call failed")]
+    Driver(#[source] DriverError),
+}
+
+/// Why another library's queue, memory or work could not be used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum InteropError {
+    /// It belongs to another device or backend.
+    #[error("a {what} of {owner} has no handle on {device}")]
+    Foreign {
+        /// `buffer` or `queue`.
+        what: &'static str,
+        /// Whose it is.
+        owner: DeviceId,
+        /// The device asked.
+        device: DeviceId,
+    },
+    /// It cannot be used as it is.
+    #[error("{device} cannot use {what}: {reason}")]
+    Refused {
+        /// The device asked.
+        device: DeviceId,
+        /// What was offered.
+        what: String,
+        /// What stands in the way.
+        reason: String,
+    },
+    /// Work could not be captured.
+    #[error("the work could not be captured on {device}: {reason}")]
+    Capture {
+        /// The device asked.
+        device: DeviceId,
+        /// The recording program's words, or the driver's.
+        reason: String,
+    },
+    /// The device is lost.
+    #[error("{0}")]
+    Failed(Arc<Failure>),
+    /// A vendor call failed.
+    #[error("driver call failed")]
+    Driver(#[source] DriverError),
+}
+
 /// Why submitted work did not happen. Shared by everyone who waits for it.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -513,14 +629,21 @@ pub enum ResidentError {
         /// What it is.
         reason: String,
     },
-    /// More workgroups than the device keeps for residents.
-    #[error("{wanted} resident workgroups were asked for; {device} has room for {free}")]
+    /// More multiprocessors than the device has left for residents.
+    #[error(
+        "{workgroups} workgroups of {kernel:?} need {wanted} multiprocessors; {device} has {free} left for \
+         residents"
+    )]
     OverBudget {
         /// The device.
         device: DeviceId,
+        /// The kernel.
+        kernel: String,
         /// Workgroups asked for.
+        workgroups: u64,
+        /// Multiprocessors they need.
         wanted: u32,
-        /// Workgroups still free.
+        /// Multiprocessors still free.
         free: u32,
     },
     /// Some workgroups did not start in time; the resident was stopped.
@@ -585,7 +708,9 @@ impl AllocError {
     /// How to react.
     pub fn class(&self) -> ErrorClass {
         match self {
-            Self::ZeroSize { .. } | Self::CannotImport { .. } => ErrorClass::Usage,
+            Self::ZeroSize { .. } | Self::CannotImport { .. } | Self::CannotExport { .. } => {
+                ErrorClass::Usage
+            }
             Self::OutOfMemory { .. } | Self::HostOutOfMemory { .. } => ErrorClass::Exhausted,
             Self::UnsupportedKind { .. } => ErrorClass::Unsupported,
             Self::Failed(failure) => failure.class(),
@@ -634,6 +759,32 @@ impl SubmitError {
             | Self::NotIncreasing { .. }
             | Self::Invalid { .. } => ErrorClass::Usage,
             Self::QueueFull { .. } => ErrorClass::Exhausted,
+            Self::Failed(failure) => failure.class(),
+            Self::Driver(_) => ErrorClass::Internal,
+        }
+    }
+}
+
+impl GraphError {
+    /// How to react.
+    pub fn class(&self) -> ErrorClass {
+        match self {
+            Self::Unsupported { .. } => ErrorClass::Unsupported,
+            Self::Edge { .. } | Self::NoSuchNode { .. } | Self::OtherKind { .. } | Self::Node { .. } => {
+                ErrorClass::Usage
+            }
+            Self::Submit { source, .. } => source.class(),
+            Self::Failed(failure) => failure.class(),
+            Self::Driver(_) => ErrorClass::Internal,
+        }
+    }
+}
+
+impl InteropError {
+    /// How to react.
+    pub fn class(&self) -> ErrorClass {
+        match self {
+            Self::Foreign { .. } | Self::Refused { .. } | Self::Capture { .. } => ErrorClass::Usage,
             Self::Failed(failure) => failure.class(),
             Self::Driver(_) => ErrorClass::Internal,
         }

@@ -85,6 +85,10 @@ pub struct KernelContract {
     /// may run it itself.
     #[serde(default)]
     pub brief: bool,
+    /// Bytes of memory each workgroup is given beside what its code declares: CUDA's dynamic shared memory. A
+    /// Rust function has memory of its own and is given none.
+    #[serde(default)]
+    pub shared_bytes: u32,
 }
 
 impl KernelContract {
@@ -96,6 +100,7 @@ impl KernelContract {
             workgroup_size: [1, 1, 1],
             resident: false,
             brief: false,
+            shared_bytes: 0,
         }
     }
 
@@ -110,6 +115,13 @@ impl KernelContract {
     #[must_use]
     pub fn brief(mut self) -> Self {
         self.brief = true;
+        self
+    }
+
+    /// The same with dynamic workgroup memory.
+    #[must_use]
+    pub fn with_shared_bytes(mut self, shared_bytes: u32) -> Self {
+        self.shared_bytes = shared_bytes;
         self
     }
 
@@ -132,6 +144,13 @@ impl KernelContract {
         let most = limits.workgroup_threads;
         if threads == 0 || threads > u64::from(most) {
             return refuse(format!("has workgroups of {threads} threads, from 1 to {most} fit"));
+        }
+        if self.shared_bytes > limits.shared_bytes {
+            let most = limits.shared_bytes;
+            return refuse(format!(
+                "needs {} bytes of workgroup memory, {most} can be had",
+                self.shared_bytes
+            ));
         }
         let mut scalar_bytes = 0_u64;
         for param in &self.params {
@@ -267,6 +286,18 @@ impl KernelCode {
         self
     }
 
+    /// The same code with its contracts changed, for what a form does not fix: workgroup sizes and memory.
+    ///
+    /// # Safety
+    ///
+    /// - The changed contracts keep what [`KernelCode::with_foreign`] asks of the original ones.
+    #[expect(unsafe_code, reason = "the duties are the caller's; nothing is done here")]
+    #[must_use]
+    pub unsafe fn with_contracts(mut self, change: impl FnMut(KernelContract) -> KernelContract) -> Self {
+        self.contracts = self.contracts.into_iter().map(change).collect();
+        self
+    }
+
     /// The kernels, each once.
     pub fn contracts(&self) -> &[KernelContract] {
         &self.contracts
@@ -371,6 +402,22 @@ pub trait Kernel: Any + fmt::Debug + Send + Sync {
 
     /// The most workgroups a launch may have in each dimension.
     fn max_workgroups(&self) -> [u32; 3];
+
+    /// What it takes of the device.
+    fn resources(&self) -> KernelResources;
+}
+
+/// What a kernel takes of its device, as the compiler left it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct KernelResources {
+    /// Registers of each thread, where the device counts them.
+    pub registers: Option<u32>,
+    /// Bytes of memory each thread has for itself, spilled registers among them.
+    pub local_bytes: u64,
+    /// Bytes of memory each workgroup shares.
+    pub shared_bytes: u64,
+    /// Workgroups that fit on one multiprocessor at once.
+    pub workgroups_per_multiprocessor: u32,
 }
 
 /// An argument of a launch.
@@ -415,6 +462,15 @@ impl<'a> Launch<'a> {
         }
         check_aliasing(contract, args)?;
         Ok(Self { kernel, workgroups, args })
+    }
+
+    /// For parts that went through `new` before.
+    pub(crate) const fn checked(
+        kernel: &'a Arc<dyn Kernel>,
+        workgroups: [u32; 3],
+        args: &'a [Arg<'a>],
+    ) -> Self {
+        Self { kernel, workgroups, args }
     }
 
     /// The kernel.

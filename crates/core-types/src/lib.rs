@@ -10,8 +10,8 @@
 //! - The seam is object-safe, since devices of different backends meet in one program. Per-message and
 //!   per-element work never crosses it.
 //! - A small required core and whole optional families ([`Peers`], [`Links`], [`HostImport`],
-//!   [`Residents`]); [`Features`] are negotiated when a device is opened, so that nothing is found
-//!   missing in the middle of a run.
+//!   [`Residents`], [`Graphs`], [`DeviceClock`], [`Interop`], [`Sharing`]); [`Features`] are negotiated
+//!   when a device is opened, so that nothing is found missing in the middle of a run.
 //! - Operands are checked once, by the constructors of [`BufferView`], [`CopyRegion`], [`FillRegion`] and
 //!   [`Launch`]; backends do not look again.
 //! - Everything that can wait takes a [`Deadline`].
@@ -23,43 +23,55 @@
 
 mod access;
 mod buffer;
+mod clock;
 mod deadline;
 mod device;
 mod error;
+mod graph;
 mod host_function;
 mod id;
+mod interop;
 mod kernel;
 mod link;
 mod queue;
 mod resident;
 mod semaphore;
 mod shared;
+#[cfg(unix)]
+mod sharing;
 mod sync;
 mod timeline;
 mod unit;
 
 pub use access::Access;
 pub use buffer::{Buffer, BufferDesc, BufferView, HostMapping, MemoryKind, MemoryPlace};
+pub use clock::{ClockModel, ClockReport, ClockSample, DeviceClock, HostTime, TimestampRegion};
 pub use deadline::Deadline;
 pub use device::{
     Backend, Device, DeviceInfo, DeviceKind, Features, HostImport, HostMemory, Limits, Links, MemoryUsage,
     PeerAccess, Peers,
 };
 pub use error::{
-    AllocError, DriverError, ErrorClass, Failure, LaunchError, LoadError, OpenError, RangeError,
-    ResidentError, SignalError, SubmitError, WaitError,
+    AllocError, DriverError, ErrorClass, Failure, GraphError, InteropError, LaunchError, LoadError,
+    OpenError, RangeError, ResidentError, SignalError, SubmitError, WaitError,
 };
+pub use graph::{Graph, GraphNode, GraphOp, Graphs, PreparedGraph};
 pub use host_function::{
     Element, HostFunction, InBounds, Progress, RawArgument, RawWorkgroup, SharedSlice, WORKGROUP_ABI,
     Workgroup,
 };
 pub use id::{DeviceId, DeviceUuid, ParseIdError, PciAddress, QueueId, SubmissionId, WorkId};
-pub use kernel::{Arg, CodeFormat, ForeignCode, Kernel, KernelCode, KernelContract, Launch, Module, Param};
+pub use interop::{CapturedWork, Interop, NativeHandle, NativeMemory, NativeQueue};
+pub use kernel::{
+    Arg, CodeFormat, ForeignCode, Kernel, KernelCode, KernelContract, KernelResources, Launch, Module, Param,
+};
 pub use link::{LinkClass, LinkEnd, LinkFact, LinkTraffic, PathClass, Provenance};
 pub use queue::{
-    CopyRegion, FillRegion, Op, OwnedArg, OwnedLaunch, OwnedOp, OwnedSubmission, Queue, QueueDesc, Submission,
+    CopyRegion, FillRegion, Op, OwnedLaunch, OwnedOp, OwnedSubmission, Queue, QueueDesc, Submission,
 };
-pub use resident::{Resident, ResidentBudget, ResidentDesc, ResidentState, Residents, SliceConfig};
+pub use resident::{GiveWay, Resident, ResidentBudget, ResidentDesc, ResidentState, Residents, SliceConfig};
 pub use semaphore::{Reached, Semaphore, SemaphorePoint, promise_all};
+#[cfg(unix)]
+pub use sharing::{SharedMemory, Sharing};
 pub use timeline::Timeline;
 pub use unit::{Bandwidth, Bytes};

@@ -5,8 +5,8 @@ use std::{any::Any, fmt, sync::Arc};
 use smallvec::SmallVec;
 
 use crate::{
-    Access, Arg, BufferView, Failure, Kernel, Launch, QueueId, RangeError, SemaphorePoint, SubmissionId,
-    SubmitError,
+    Access, Arg, BufferView, Failure, Kernel, Launch, Param, PreparedGraph, QueueId, RangeError,
+    SemaphorePoint, SubmissionId, SubmitError, TimestampRegion,
 };
 
 /// What to create.
@@ -67,6 +67,10 @@ pub enum Op<'a> {
     Fill(FillRegion<'a>),
     /// Runs a kernel.
     Launch(Launch<'a>),
+    /// Writes the device's time.
+    Timestamp(TimestampRegion<'a>),
+    /// Runs a prepared graph.
+    Replay(&'a PreparedGraph),
 }
 
 impl<'a> Op<'a> {
@@ -79,6 +83,19 @@ impl<'a> Op<'a> {
             }
             Self::Fill(fill) => visit(fill.dst, Access::Write),
             Self::Launch(launch) => launch.buffers().for_each(|(view, access)| visit(view, access)),
+            Self::Timestamp(stamp) => visit(stamp.dst(), Access::Write),
+            Self::Replay(graph) => graph.ops().iter().for_each(|op| op.for_each_access(&mut visit)),
+        }
+    }
+
+    /// What it is, in one word.
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::Copy(_) => "copy",
+            Self::Fill(_) => "fill",
+            Self::Launch(_) => "launch",
+            Self::Timestamp(_) => "timestamp",
+            Self::Replay(_) => "replay",
         }
     }
 }
@@ -167,45 +184,30 @@ pub struct OwnedSubmission {
     pub signals: SmallVec<[SemaphorePoint; 1]>,
 }
 
-/// An [`Op`] that owns what it names. It was checked when its `Op` was made.
+/// An [`Op`] that owns what it names. It is made of an `Op`, and so of operands that were checked.
 #[derive(Debug, Clone)]
-#[non_exhaustive]
-pub enum OwnedOp {
-    /// Copies bytes.
-    Copy {
-        /// Where they come from.
-        src: BufferView,
-        /// Where they go.
-        dst: BufferView,
-    },
-    /// Repeats a pattern.
-    Fill {
-        /// The range.
-        dst: BufferView,
-        /// The pattern as a word.
-        pattern: u32,
-    },
-    /// Runs a kernel.
+pub struct OwnedOp(Owned);
+
+#[derive(Debug, Clone)]
+enum Owned {
+    Copy { src: BufferView, dst: BufferView },
+    Fill { dst: BufferView, pattern: u32 },
     Launch(OwnedLaunch),
+    Timestamp { dst: BufferView },
+    Replay(PreparedGraph),
 }
 
-/// A [`Launch`] that owns what it names.
+/// A [`Launch`] that owns what it names. It is made of a `Launch`, and so of arguments that were checked.
 #[derive(Debug, Clone)]
 pub struct OwnedLaunch {
-    /// The kernel.
-    pub kernel: Arc<dyn Kernel>,
-    /// Workgroups in each dimension.
-    pub workgroups: [u32; 3],
-    /// The arguments.
-    pub args: SmallVec<[OwnedArg; 4]>,
+    kernel: Arc<dyn Kernel>,
+    workgroups: [u32; 3],
+    args: SmallVec<[OwnedArg; 4]>,
 }
 
-/// An [`Arg`] that owns what it names.
 #[derive(Debug, Clone)]
-pub enum OwnedArg {
-    /// A range of memory.
+enum OwnedArg {
     Buffer(BufferView),
-    /// The bytes of a value.
     Scalar(SmallVec<[u8; 16]>),
 }
 
@@ -221,11 +223,13 @@ impl From<&Submission<'_>> for OwnedSubmission {
 
 impl From<&Op<'_>> for OwnedOp {
     fn from(op: &Op<'_>) -> Self {
-        match op {
-            Op::Copy(copy) => Self::Copy { src: copy.src.clone(), dst: copy.dst.clone() },
-            Op::Fill(fill) => Self::Fill { dst: fill.dst.clone(), pattern: fill.pattern },
-            Op::Launch(launch) => Self::Launch(launch.into()),
-        }
+        Self(match op {
+            Op::Copy(copy) => Owned::Copy { src: copy.src.clone(), dst: copy.dst.clone() },
+            Op::Fill(fill) => Owned::Fill { dst: fill.dst.clone(), pattern: fill.pattern },
+            Op::Launch(launch) => Owned::Launch(launch.into()),
+            Op::Timestamp(stamp) => Owned::Timestamp { dst: stamp.dst().clone() },
+            Op::Replay(graph) => Owned::Replay((*graph).clone()),
+        })
     }
 }
 
@@ -249,12 +253,64 @@ impl From<&Arg<'_>> for OwnedArg {
 }
 
 impl OwnedOp {
-    /// What it is, in one word.
-    pub const fn name(&self) -> &'static str {
-        match self {
-            Self::Copy { .. } => "copy",
-            Self::Fill { .. } => "fill",
-            Self::Launch(_) => "launch",
+    /// Lends it as an [`Op`].
+    pub fn with<R>(&self, visit: impl FnOnce(&Op<'_>) -> R) -> R {
+        match &self.0 {
+            Owned::Copy { src, dst } => visit(&Op::Copy(CopyRegion { src, dst })),
+            Owned::Fill { dst, pattern } => visit(&Op::Fill(FillRegion { dst, pattern: *pattern })),
+            Owned::Launch(launch) => launch.with(|launch| visit(&Op::Launch(*launch))),
+            Owned::Timestamp { dst } => visit(&Op::Timestamp(TimestampRegion::checked(dst))),
+            Owned::Replay(graph) => visit(&Op::Replay(graph)),
         }
+    }
+
+    /// Whether it runs a prepared graph.
+    pub const fn is_replay(&self) -> bool {
+        matches!(self.0, Owned::Replay(_))
+    }
+
+    /// What it is, in one word.
+    pub fn name(&self) -> &'static str {
+        self.with(|op| op.name())
+    }
+
+    /// Everything it touches, with what it does to it.
+    pub fn for_each_access<'a>(&'a self, visit: &mut dyn FnMut(&'a BufferView, Access)) {
+        match &self.0 {
+            Owned::Copy { src, dst } => {
+                visit(src, Access::Read);
+                visit(dst, Access::Write);
+            }
+            Owned::Fill { dst, .. } | Owned::Timestamp { dst } => visit(dst, Access::Write),
+            Owned::Launch(launch) => launch.buffers().for_each(|(view, access)| visit(view, access)),
+            Owned::Replay(graph) => graph.ops().iter().for_each(|op| op.for_each_access(visit)),
+        }
+    }
+}
+
+impl OwnedLaunch {
+    /// The kernel.
+    pub const fn kernel(&self) -> &Arc<dyn Kernel> {
+        &self.kernel
+    }
+
+    /// Lends it as a [`Launch`].
+    pub fn with<R>(&self, visit: impl FnOnce(&Launch<'_>) -> R) -> R {
+        let args: SmallVec<[Arg<'_>; 8]> = self
+            .args
+            .iter()
+            .map(|arg| match arg {
+                OwnedArg::Buffer(view) => Arg::Buffer(view),
+                OwnedArg::Scalar(bytes) => Arg::Scalar(bytes),
+            })
+            .collect();
+        visit(&Launch::checked(&self.kernel, self.workgroups, &args))
+    }
+
+    fn buffers(&self) -> impl Iterator<Item = (&BufferView, Access)> {
+        self.args.iter().zip(&self.kernel.contract().params).filter_map(|pair| match pair {
+            (OwnedArg::Buffer(view), Param::Buffer { access, .. }) => Some((view, *access)),
+            _ => None,
+        })
     }
 }

@@ -1,6 +1,6 @@
 //! Kernels that stay on a device and serve until they are stopped.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{any::Any, fmt, sync::Arc, time::Duration};
 
 use serde::Serialize;
 
@@ -19,8 +19,32 @@ pub trait Residents: fmt::Debug + Send + Sync {
     /// workgroup did not begin within `check_in`; nothing runs then.
     fn launch(&self, desc: &ResidentDesc<'_>) -> Result<Arc<dyn Resident>, ResidentError>;
 
-    /// Workgroups the device keeps for residents.
+    /// Multiprocessors the device keeps for residents.
     fn budget(&self) -> ResidentBudget;
+
+    /// Makes residents give way, with short slices, until the result is dropped. [`dyn Device::foreign`] is
+    /// the usual way to it.
+    ///
+    /// [`dyn Device::foreign`]: trait.Device.html#method.foreign
+    fn give_way(&self) -> GiveWay;
+}
+
+/// While it lives, residents give way to other work of their device.
+pub struct GiveWay {
+    _end: Box<dyn Any + Send + Sync>,
+}
+
+impl GiveWay {
+    /// Wraps what ends it when dropped.
+    pub fn new(end: impl Any + Send + Sync) -> Self {
+        Self { _end: Box::new(end) }
+    }
+}
+
+impl fmt::Debug for GiveWay {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("GiveWay")
+    }
 }
 
 /// What to start.
@@ -52,18 +76,33 @@ pub struct SliceConfig {
     pub longest: Duration,
 }
 
+impl SliceConfig {
+    /// Slices that end only for somebody who waits. Vendor calls that are not made by this workspace must then
+    /// be made inside [`dyn Device::foreign`], or they wait for as long as the resident lives.
+    ///
+    /// [`dyn Device::foreign`]: trait.Device.html#method.foreign
+    #[must_use]
+    pub const fn unbounded(mut self) -> Self {
+        self.longest = Duration::MAX;
+        self
+    }
+}
+
 impl Default for SliceConfig {
     fn default() -> Self {
         Self { shortest: Duration::from_micros(100), longest: Duration::from_millis(2) }
     }
 }
 
-/// Resident workgroups: how many a device takes and how many it runs.
+/// Multiprocessors for residents: how many there are and how many are taken.
+///
+/// A resident takes as many as its workgroups fill, see [`crate::Kernel::resources`], and always whole ones.
+/// A host device counts a multiprocessor for each workgroup.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct ResidentBudget {
-    /// Workgroups it takes in all.
+    /// In all.
     pub total: u32,
-    /// Workgroups of residents that were started and not stopped.
+    /// Taken by residents that were started and not stopped.
     pub used: u32,
 }
 

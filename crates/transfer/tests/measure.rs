@@ -96,9 +96,11 @@ fn figures_follow_the_links() {
 #[test]
 fn a_kernel_is_timed_where_one_is_given() {
     let devices = open_all(&HostBackend::with_devices(2).unwrap());
-    let contract = KernelContract::new("copy_words", [Param::write(4), Param::read(4)]);
+    let contract =
+        KernelContract::new("copy_words", [Param::write(4), Param::read(4), Param::scalar::<u64>()]);
     let body = |workgroup: &Workgroup<'_>| {
         let (to, from) = (workgroup.slice::<u32>(0), workgroup.slice::<u32>(1));
+        assert_eq!(workgroup.scalar::<u64>(2), to.len() as u64);
         (0..to.len()).for_each(|index| to.set(index, from.get(index)));
     };
     let kernel = Some(KernelCode::new().with_function(contract, HostFunction::new(body)));

@@ -25,6 +25,7 @@
 //! # Features
 //!
 //! - `host` (default): CPU devices, [`host`].
+//! - `cuda`: NVIDIA GPUs, `cuda`; the driver is found and loaded at run time.
 //! - `wrappers`: devices that inject faults, find races or record traces, `wrappers`.
 //!
 //! A feature makes a backend available; the program says which ones run, by value.
@@ -39,6 +40,9 @@ pub use warpweft_core_types::*;
 
 /// Which work runs where.
 pub use warpweft_coordinator as coordinator;
+/// NVIDIA GPUs.
+#[cfg(feature = "cuda")]
+pub use warpweft_cuda as cuda;
 /// CPU devices, linked in any way.
 #[cfg(feature = "host")]
 pub use warpweft_host as host;

@@ -133,7 +133,7 @@ impl Faulty {
     fn fate(&self, state: &mut State, ops: &[Op<'_>]) -> Fate {
         for (position, op) in ops.iter().enumerate() {
             let (fails, corrupts) = match op {
-                Op::Launch(_) => (self.config.launch_fails, 0.0),
+                Op::Launch(_) | Op::Replay(_) => (self.config.launch_fails, 0.0),
                 Op::Copy(_) => (self.config.copy_fails, self.config.copy_corrupts),
                 _ => (self.config.copy_fails, 0.0),
             };
@@ -164,11 +164,7 @@ impl Faulty {
             ops: &submission.ops[..position],
             signals: std::slice::from_ref(&turn),
         })?;
-        let what = match submission.ops[position] {
-            Op::Launch(_) => "launch",
-            Op::Copy(_) => "copy",
-            _ => "fill",
-        };
+        let what = submission.ops[position].name();
         let reason = "an injected fault".to_owned();
         let failure = Failure::OperationFailed { submission: id, what, reason };
         let failure = Arc::new(failure);

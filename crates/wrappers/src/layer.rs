@@ -1,16 +1,21 @@
 //! A device that forwards to another and lets a layer act in between.
 
 use std::{
+    any::Any,
     collections::HashMap,
+    error::Error,
     fmt,
     sync::{Arc, Mutex, PoisonError, Weak},
 };
 
+#[cfg(unix)]
+use warpweft_core_types::Sharing;
 use warpweft_core_types::{
-    AllocError, Backend, Buffer, BufferDesc, Device, DeviceId, DeviceInfo, Failure, Features, HostImport,
-    KernelCode, Limits, Links, LoadError, MemoryUsage, Module, OpenError, Peers, Queue, QueueDesc, QueueId,
-    Resident, ResidentBudget, ResidentDesc, ResidentError, Residents, Semaphore, Submission, SubmissionId,
-    SubmitError,
+    Access, AllocError, Backend, Buffer, BufferDesc, BufferView, CapturedWork, Device, DeviceClock, DeviceId,
+    DeviceInfo, Failure, Features, GiveWay, Graphs, HostImport, Interop, InteropError, KernelCode, Limits,
+    Links, LoadError, MemoryUsage, Module, NativeHandle, NativeMemory, NativeQueue, OpenError, Peers, Queue,
+    QueueDesc, QueueId, Resident, ResidentBudget, ResidentDesc, ResidentError, Residents, Semaphore,
+    Submission, SubmissionId, SubmitError,
 };
 
 /// What a wrapper does differently. Every method forwards unless it is overridden.
@@ -120,12 +125,7 @@ impl<L: Layer> Device for LayeredDevice<L> {
 
     fn create_queue(&self, desc: &QueueDesc) -> Result<Arc<dyn Queue>, OpenError> {
         self.failure().map_or(Ok(()), |failure| Err(OpenError::Failed(failure)))?;
-        Ok(Arc::new(LayeredQueue {
-            inner: self.inner.create_queue(desc)?,
-            device: Arc::clone(&self.inner),
-            layer: Arc::clone(&self.layer),
-            state: L::QueueState::default(),
-        }))
+        Ok(self.layered(self.inner.create_queue(desc)?))
     }
 
     fn create_semaphore(&self, initial: u64) -> Result<Arc<dyn Semaphore>, OpenError> {
@@ -156,6 +156,75 @@ impl<L: Layer> Device for LayeredDevice<L> {
     fn residents(&self) -> Option<&dyn Residents> {
         self.inner.residents().map(|_| self as &dyn Residents)
     }
+
+    fn graphs(&self) -> Option<&dyn Graphs> {
+        self.inner.graphs()
+    }
+
+    fn clock(&self) -> Option<&dyn DeviceClock> {
+        self.inner.clock()
+    }
+
+    fn interop(&self) -> Option<&dyn Interop> {
+        self.inner.interop().map(|_| self as &dyn Interop)
+    }
+
+    #[cfg(unix)]
+    fn sharing(&self) -> Option<&dyn Sharing> {
+        self.inner.sharing()
+    }
+}
+
+/// Queues are the layer's, so they are unwrapped on the way in and wrapped on the way out.
+impl<L: Layer> Interop for LayeredDevice<L> {
+    fn device_handle(&self) -> NativeHandle {
+        let none = NativeHandle { kind: "none", value: 0 };
+        self.inner.interop().map_or(none, |family| family.device_handle())
+    }
+
+    fn queue_handle(&self, queue: &dyn Queue) -> Result<NativeHandle, InteropError> {
+        let any: &dyn Any = queue;
+        let own = any.downcast_ref::<LayeredQueue<L>>().map_or(queue, |own| own.inner.as_ref());
+        self.inner_interop()?.queue_handle(own)
+    }
+
+    fn buffer_handle(&self, buffer: &dyn Buffer) -> Result<NativeHandle, InteropError> {
+        self.inner_interop()?.buffer_handle(buffer)
+    }
+
+    fn import_queue(&self, queue: NativeQueue, desc: &QueueDesc) -> Result<Arc<dyn Queue>, InteropError> {
+        let inner = self.inner_interop()?.import_queue(queue, desc)?;
+        Ok(self.layered(inner))
+    }
+
+    fn import_buffer(&self, memory: NativeMemory) -> Result<Arc<dyn Buffer>, InteropError> {
+        self.inner_interop()?.import_buffer(memory)
+    }
+
+    fn capture(
+        &self,
+        accesses: Vec<(BufferView, Access)>,
+        record: &mut dyn FnMut(NativeHandle) -> Result<(), Box<dyn Error + Send + Sync>>,
+    ) -> Result<Arc<dyn CapturedWork>, InteropError> {
+        self.inner_interop()?.capture(accesses, record)
+    }
+}
+
+impl<L: Layer> LayeredDevice<L> {
+    fn layered(&self, inner: Arc<dyn Queue>) -> Arc<dyn Queue> {
+        Arc::new(LayeredQueue {
+            inner,
+            device: Arc::clone(&self.inner),
+            layer: Arc::clone(&self.layer),
+            state: L::QueueState::default(),
+        })
+    }
+
+    /// `interop` hands the family out only where the inner device has it.
+    fn inner_interop(&self) -> Result<&dyn Interop, InteropError> {
+        let absent = || InteropError::Failed(Arc::new(Failure::Abandoned { device: self.info().id }));
+        self.inner.interop().ok_or_else(absent)
+    }
 }
 
 impl<L: Layer> Residents for LayeredDevice<L> {
@@ -170,6 +239,10 @@ impl<L: Layer> Residents for LayeredDevice<L> {
     fn budget(&self) -> ResidentBudget {
         let none = ResidentBudget { total: 0, used: 0 };
         self.inner.residents().map_or(none, |family| family.budget())
+    }
+
+    fn give_way(&self) -> GiveWay {
+        self.inner.residents().map_or_else(|| GiveWay::new(()), |family| family.give_way())
     }
 }
 

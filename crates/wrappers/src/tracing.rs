@@ -9,7 +9,7 @@ use std::{
 
 use serde::Serialize;
 use warpweft_core_types::{
-    Backend, DeviceId, Op, Semaphore, SemaphorePoint, Submission, SubmissionId, SubmitError,
+    Backend, DeviceId, GraphOp, Op, Semaphore, SemaphorePoint, Submission, SubmissionId, SubmitError,
 };
 
 use crate::layer::{Layer, LayeredBackend, LayeredQueue, layered_backend};
@@ -192,10 +192,15 @@ impl Wake for Seen {
 
 fn name_of(op: &Op<'_>) -> String {
     match op {
-        Op::Copy(_) => "copy".to_owned(),
-        Op::Fill(_) => "fill".to_owned(),
         Op::Launch(launch) => launch.kernel().contract().name.clone(),
-        _ => "operation".to_owned(),
+        _ => op.name().to_owned(),
+    }
+}
+
+fn bytes_of_node(op: &GraphOp) -> u64 {
+    match op {
+        GraphOp::Op(op) => op.with(bytes_of),
+        GraphOp::Captured(_) => 0,
     }
 }
 
@@ -203,6 +208,7 @@ fn bytes_of(op: &Op<'_>) -> u64 {
     match op {
         Op::Copy(copy) => copy.dst().size(),
         Op::Fill(fill) => fill.dst().size(),
+        Op::Replay(graph) => graph.ops().iter().map(|op| bytes_of_node(op)).sum(),
         _ => 0,
     }
 }

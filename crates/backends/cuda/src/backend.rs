@@ -13,9 +13,10 @@ use warpweft_core_types::{
 };
 
 use crate::{
+    cache::CubinCache,
     compiler::Compiler,
     config::CudaConfig,
-    context::left,
+    context::{Context, NativeContext, left},
     device::{CudaDevice, Facts, Shared},
     driver::{Driver, unavailable},
     links::LinkReport,
@@ -76,6 +77,8 @@ impl CudaBackend {
             compiler: config.nvrtc.as_ref().map_or_else(|| Compiler::find_at_most(cuda_major), Compiler::at),
             infos: facts.iter().map(|facts| facts.info.clone()).collect(),
             reactor,
+            cache: CubinCache::of_environment(),
+            open: Mutex::default(),
         };
         let slots = facts.into_iter().map(|facts| Slot { facts, open: Mutex::default() }).collect();
         Ok(Self { shared: Arc::new(shared), slots, opening: Mutex::default() })
@@ -95,20 +98,34 @@ impl CudaBackend {
         }
     }
 
-    /// Lets a device that was opened and those that are open use each other's memory.
-    fn introduce(&self, device: &CudaDevice, ordinal: u32) -> Result<(), OpenError> {
-        for (other_ordinal, slot) in (0_u32..).zip(&self.slots) {
-            // The device's own slot is locked by who opens it.
-            if other_ordinal == ordinal {
-                continue;
-            }
-            let other = slot.open.lock().unwrap_or_else(PoisonError::into_inner).upgrade();
-            if let Some(other) = other {
-                device.meet(&other).map_err(OpenError::Driver)?;
-                other.meet(device).map_err(OpenError::Driver)?;
-            }
+    /// A device in a context that another library made, instead of the primary one that [`Backend::open`]
+    /// shares with most libraries.
+    ///
+    /// Its memory and streams are that context's own: another device of the same GPU does not use them.
+    ///
+    /// # Errors
+    ///
+    /// [`OpenError::InvalidConfig`] for a handle of another kind or device, [`OpenError::Unsupported`] for
+    /// features the device lacks.
+    pub fn open_context(
+        &self,
+        context: NativeContext,
+        required: Features,
+    ) -> Result<Arc<dyn Device>, OpenError> {
+        let context = context.enter(&self.shared.driver)?;
+        let slot = self.slots.iter().find(|slot| slot.facts.device == context.device);
+        let unknown = || OpenError::InvalidConfig { reason: "the context is of no known device".to_owned() };
+        let slot = slot.ok_or_else(unknown)?;
+        self.require(slot, required)?;
+        let context = Context::foreign(&self.shared.driver, slot.facts.info.id, context)?;
+        Ok(CudaDevice::open(&self.shared, &slot.facts, context)?)
+    }
+
+    fn require(&self, slot: &Slot, required: Features) -> Result<(), OpenError> {
+        match required - slot.facts.features(&self.shared.peers) {
+            missing if missing.is_empty() => Ok(()),
+            missing => Err(OpenError::Unsupported { device: slot.facts.info.id, missing }),
         }
-        Ok(())
     }
 }
 
@@ -130,17 +147,14 @@ impl Backend for CudaBackend {
         if self.shared.driver.origin.is_left() {
             return Err(OpenError::Failed(left(slot.facts.info.id)));
         }
-        let missing = required - slot.facts.features(&self.shared.peers);
-        if !missing.is_empty() {
-            return Err(OpenError::Unsupported { device: slot.facts.info.id, missing });
-        }
+        self.require(slot, required)?;
         let _one_at_a_time = self.opening.lock().unwrap_or_else(PoisonError::into_inner);
         let mut open = slot.open.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(device) = open.upgrade() {
             return Ok(device);
         }
-        let device = CudaDevice::open(&self.shared, &slot.facts)?;
-        self.introduce(&device, ordinal)?;
+        let context = Context::retain(&self.shared.driver, slot.facts.info.id, slot.facts.device)?;
+        let device = CudaDevice::open(&self.shared, &slot.facts, context)?;
         *open = Arc::downgrade(&device);
         Ok(device)
     }
@@ -194,6 +208,9 @@ fn facts_of(driver: &Driver, device: CUdevice, ordinal: u32) -> Result<Facts, Dr
             ask(Attribute::CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Y)?,
             ask(Attribute::CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Z)?,
         ],
+        shared_bytes: ask(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
+        shares_memory: cfg!(unix)
+            && ask(Attribute::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED)? != 0,
         has_timeout: ask(Attribute::CU_DEVICE_ATTRIBUTE_KERNEL_EXEC_TIMEOUT)? != 0,
         is_coherent: ask(Attribute::CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES)? != 0,
     })

@@ -1,6 +1,8 @@
-//! One device's primary context: the one that cudarc, candle, burn and the CUDA runtime share.
+//! One device's context: the primary one, which cudarc, candle, burn and the CUDA runtime share, unless a program
+//! brings its own.
 
 use std::{
+    any::Any,
     fmt, ptr,
     sync::{
         Arc, OnceLock,
@@ -10,28 +12,88 @@ use std::{
 };
 
 use cudarc::driver::sys::{CUctx_st, CUdevice};
-use warpweft_core_types::{DeviceId, DriverError, Failure, OpenError};
+use warpweft_core_types::{DeviceId, DriverError, Failure, NativeHandle, OpenError};
 
 use crate::{
     cold::ColdGate,
     driver::{Driver, Handle, created, unavailable},
     fork,
+    interop::CONTEXT,
 };
 
 /// Work for the thread that can stand a wait.
 type Job = Box<dyn FnOnce() + Send>;
 
-/// A retained primary context.
+/// A context of another library, with the owner that keeps it alive.
+pub struct NativeContext {
+    handle: NativeHandle,
+    owner: Arc<dyn Any + Send + Sync>,
+}
+
+impl NativeContext {
+    /// Describes a context by its handle, of the kind [`CONTEXT`].
+    ///
+    /// # Safety
+    ///
+    /// - The handle is a context of this process's driver.
+    /// - It stays valid until `owner` is dropped.
+    #[expect(unsafe_code, reason = "the duties are the caller's; nothing is done here")]
+    pub unsafe fn new(handle: NativeHandle, owner: Arc<dyn Any + Send + Sync>) -> Self {
+        Self { handle, owner }
+    }
+
+    /// Asks the driver which device it is of.
+    #[expect(unsafe_code, reason = "calls the driver")]
+    pub(crate) fn enter(self, driver: &Driver) -> Result<ForeignContext, OpenError> {
+        let invalid = |reason: String| OpenError::InvalidConfig { reason };
+        let raw = usize::try_from(self.handle.value).map(ptr::with_exposed_provenance_mut);
+        let raw = raw.ok().and_then(Handle::written).filter(|_| self.handle.kind == CONTEXT);
+        let raw: Handle<CUctx_st> =
+            raw.ok_or_else(|| invalid(format!("{} is no CUDA context", self.handle)))?;
+        let refused = |error: DriverError| invalid(format!("{}: {error}", self.handle));
+        // SAFETY: it is a context that lives while its owner does (`NativeContext::new`).
+        unsafe { driver.context_push(raw.raw()) }.map_err(refused)?;
+        let (mut device, mut popped) = (0, ptr::null_mut());
+        // SAFETY: a context is current; one integer is written to this stack frame.
+        let asked = unsafe { driver.context_device(&mut device) };
+        // SAFETY: pushed just before; one handle is written to this stack frame.
+        unsafe { driver.context_pop(&mut popped) }.map_err(refused)?;
+        asked.map_err(refused)?;
+        Ok(ForeignContext { raw, device, owner: self.owner })
+    }
+}
+
+impl fmt::Debug for NativeContext {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "NativeContext({})", self.handle)
+    }
+}
+
+/// A context of another library whose device is known.
+pub(crate) struct ForeignContext {
+    raw: Handle<CUctx_st>,
+    pub(crate) device: CUdevice,
+    owner: Arc<dyn Any + Send + Sync>,
+}
+
+/// Who releases a context.
+enum Origin {
+    Primary,
+    Foreign { _owner: Arc<dyn Any + Send + Sync> },
+}
+
+/// The primary context, retained, or one of another library.
 pub(crate) struct Context {
     pub(crate) driver: Arc<Driver>,
     pub(crate) device: DeviceId,
     pub(crate) ordinal: CUdevice,
     pub(crate) raw: Handle<CUctx_st>,
     /// Calls that wait for resident kernels, and the residents they wait for.
-    pub(crate) cold: ColdGate,
+    pub(crate) cold: Arc<ColdGate>,
     failure: OnceLock<Arc<Failure>>,
     /// Taken when the context is dropped.
     service: Option<Sender<Job>>,
+    origin: Origin,
 }
 
 impl Context {
@@ -44,15 +106,36 @@ impl Context {
         // SAFETY: `ordinal` is a device the driver enumerated; the result is written to `raw`.
         let retain = |raw| unsafe { driver.primary_context_retain(raw, ordinal) };
         let raw = created("cuDevicePrimaryCtxRetain", retain).map_err(OpenError::Driver)?;
+        Self::start(driver, device, ordinal, raw, Origin::Primary)
+    }
+
+    /// Takes a context of another library, which its owner keeps alive.
+    pub(crate) fn foreign(
+        driver: &Arc<Driver>,
+        device: DeviceId,
+        foreign: ForeignContext,
+    ) -> Result<Arc<Self>, OpenError> {
+        let ForeignContext { raw, device: ordinal, owner } = foreign;
+        Self::start(driver, device, ordinal, raw, Origin::Foreign { _owner: owner })
+    }
+
+    fn start(
+        driver: &Arc<Driver>,
+        device: DeviceId,
+        ordinal: CUdevice,
+        raw: Handle<CUctx_st>,
+        origin: Origin,
+    ) -> Result<Arc<Self>, OpenError> {
         let (service, jobs) = mpsc::channel::<Job>();
         let context = Arc::new(Self {
             driver: Arc::clone(driver),
             device,
             ordinal,
             raw,
-            cold: ColdGate::default(),
+            cold: Arc::default(),
             failure: OnceLock::new(),
             service: Some(service),
+            origin,
         });
         // The thread ends when the context, and with it the sender, is gone.
         thread::Builder::new()
@@ -123,6 +206,7 @@ impl Drop for Context {
             std::mem::forget(self.service.take());
             return;
         }
+        let Origin::Primary = self.origin else { return };
         // SAFETY: retained once in `retain`; every object of the context holds an `Arc` of it, so none is
         // left. An error means that the process is ending or the device is lost: nothing to give back.
         let _released = unsafe { self.driver.primary_context_release(self.ordinal) };

@@ -1,33 +1,43 @@
 //! A CUDA device: the seam over a context, an arena and the backend's shared parts.
 
 use std::{
+    any::Any,
+    error::Error,
     fmt,
     sync::{
-        Arc, Mutex, PoisonError, Weak,
+        Arc, Mutex, OnceLock, PoisonError, Weak,
         atomic::{AtomicU32, Ordering},
     },
 };
 
 use cudarc::driver::sys::CUdevice;
 use warpweft_core_types::{
-    AllocError, Buffer, BufferDesc, Device, DeviceId, DeviceInfo, DriverError, Failure, Features, KernelCode,
-    Limits, LinkFact, LinkTraffic, Links, LoadError, MemoryUsage, Module, OpenError, PeerAccess, Peers,
-    Queue, QueueDesc, Resident, ResidentBudget, ResidentDesc, ResidentError, Residents, Semaphore,
+    Access, AllocError, Buffer, BufferDesc, BufferView, CapturedWork, Device, DeviceClock, DeviceId,
+    DeviceInfo, DriverError, Failure, Features, GiveWay, Graph, GraphError, GraphNode, Graphs, HostImport,
+    HostMemory, Interop, InteropError, KernelCode, Limits, LinkFact, LinkTraffic, Links, LoadError,
+    MemoryUsage, Module, NativeHandle, NativeMemory, NativeQueue, OpenError, PeerAccess, Peers, Queue,
+    QueueDesc, Resident, ResidentBudget, ResidentDesc, ResidentError, Residents, Semaphore,
 };
+#[cfg(unix)]
+use warpweft_core_types::{SharedMemory, Sharing};
 
 use crate::{
+    cache::CubinCache,
+    clock::Clock,
     compiler::Compiler,
     context::Context,
     driver::{Driver, PEER_ACCESS_ALREADY_ENABLED},
+    graph::CudaGraph,
+    interop,
     links::LinkReport,
-    memory::{ALIGNMENT, Arena},
-    module::{CudaModule, PARAMETER_BYTES},
+    memory::{ALIGNMENT, Arena, CudaBuffer, PAGE},
+    module::{CudaModule, PARAMETER_BYTES, Tools},
     peer::PeerTable,
-    queue::{CudaQueue, QueueCore, check_operands},
+    queue::{CudaQueue, QueueCore, check_launch},
     reactor::ReactorOwner,
     resident::{Budget, CudaResident, ResidentCore, hostile_surroundings},
     semaphore::CudaSemaphore,
-    work::Work,
+    stream::Stream,
 };
 
 /// What the devices of a backend have in common.
@@ -39,6 +49,24 @@ pub(crate) struct Shared {
     pub(crate) compiler: Compiler,
     pub(crate) infos: Vec<DeviceInfo>,
     pub(crate) reactor: ReactorOwner,
+    pub(crate) cache: CubinCache,
+    /// Devices that may be open, those of imported contexts among them.
+    pub(crate) open: Mutex<Vec<Weak<CudaDevice>>>,
+}
+
+impl Shared {
+    /// Lets a device that was opened and those that are open use each other's memory.
+    pub(crate) fn introduce(&self, device: &Arc<CudaDevice>) -> Result<(), DriverError> {
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        open.retain(|known| known.strong_count() > 0);
+        let others: Vec<_> = open.iter().filter_map(Weak::upgrade).collect();
+        open.push(Arc::downgrade(device));
+        drop(open);
+        others.iter().try_for_each(|other| {
+            device.meet(other)?;
+            other.meet(device)
+        })
+    }
 }
 
 /// What is known of a device before it is opened.
@@ -48,6 +76,10 @@ pub(crate) struct Facts {
     pub(crate) device: CUdevice,
     pub(crate) workgroup_threads: u32,
     pub(crate) workgroups: [u32; 3],
+    /// The most dynamic memory of a workgroup.
+    pub(crate) shared_bytes: u32,
+    /// It can export memory as a file descriptor.
+    pub(crate) shares_memory: bool,
     /// Kernels that take long are ended, because the device drives a display.
     pub(crate) has_timeout: bool,
     /// It walks the host's page tables: joined with the host by a coherent link.
@@ -56,7 +88,14 @@ pub(crate) struct Facts {
 
 impl Facts {
     pub(crate) fn features(&self, peers: &PeerTable) -> Features {
-        let mut features = Features::HOST_VISIBLE_MEMORY | Features::LINK_FACTS | Features::RESIDENT_KERNELS;
+        let mut features = Features::HOST_VISIBLE_MEMORY
+            | Features::LINK_FACTS
+            | Features::HOST_IMPORT
+            | Features::RESIDENT_KERNELS
+            | Features::GRAPHS
+            | Features::TIMESTAMPS
+            | Features::INTEROP;
+        features.set(Features::SHARED_MEMORY, self.shares_memory);
         features.set(Features::PEER_ACCESS, peers.has_peers(self.info.id.ordinal));
         features
     }
@@ -70,7 +109,10 @@ pub(crate) struct CudaDevice {
     shared: Arc<Shared>,
     context: Arc<Context>,
     arena: Arc<Arena>,
+    clock: Arc<Clock>,
     budget: Arc<Budget>,
+    /// Whether launches return before their kernels end, once somebody has asked.
+    launches_return: OnceLock<bool>,
     queue_count: AtomicU32,
     /// Queues that may hold work when the device goes away.
     queues: Mutex<Vec<Weak<QueueCore>>>,
@@ -79,26 +121,37 @@ pub(crate) struct CudaDevice {
 }
 
 impl CudaDevice {
-    pub(crate) fn open(shared: &Arc<Shared>, facts: &Facts) -> Result<Arc<Self>, OpenError> {
-        let context = Context::retain(&shared.driver, facts.info.id, facts.device)?;
-        let arena = Arena::create(&context, facts.info.memory.0).map_err(OpenError::Driver)?;
-        Ok(Arc::new_cyclic(|this| Self {
+    pub(crate) fn open(
+        shared: &Arc<Shared>,
+        facts: &Facts,
+        context: Arc<Context>,
+    ) -> Result<Arc<Self>, OpenError> {
+        let users = shared.peers.users(facts.info.id.ordinal);
+        let arena = Arena::create(&context, facts.info.memory.0, users).map_err(OpenError::Driver)?;
+        let capability = facts.info.compute_capability.unwrap_or_default();
+        let clock = Clock::load(&context, &arena, &shared.cache, capability)?;
+        let device = Arc::new_cyclic(|this| Self {
             facts: facts.clone(),
             features: facts.features(&shared.peers),
             limits: Limits {
                 workgroup_threads: facts.workgroup_threads,
                 workgroups: facts.workgroups,
                 scalar_bytes: PARAMETER_BYTES,
+                shared_bytes: facts.shared_bytes,
                 buffer_alignment: ALIGNMENT,
             },
             shared: Arc::clone(shared),
             context,
             arena,
+            clock,
             budget: Arc::new(Budget::of_device(facts.info.multiprocessors)),
+            launches_return: OnceLock::new(),
             queue_count: AtomicU32::new(0),
             queues: Mutex::default(),
             this: this.clone(),
-        }))
+        });
+        shared.introduce(&device).map_err(OpenError::Driver)?;
+        Ok(device)
     }
 
     /// Lets this device's queues and kernels use memory of `other`, if the machine can do that.
@@ -119,8 +172,54 @@ impl CudaDevice {
         }
     }
 
+    /// The CUDA device behind a handle, if it is one.
+    pub(crate) fn of(device: &Arc<dyn Device>) -> Option<&Self> {
+        let device: &dyn Any = device.as_ref();
+        device.downcast_ref()
+    }
+
+    /// What calls on the device go through, and what it reaches.
+    pub(crate) fn surroundings(&self) -> (&Arc<Context>, &Arc<PeerTable>, &Arc<Clock>) {
+        (&self.context, &self.shared.peers, &self.clock)
+    }
+
     fn id(&self) -> DeviceId {
         self.facts.info.id
+    }
+
+    fn handle(&self) -> Result<Arc<Self>, Arc<Failure>> {
+        // Only a device that is being dropped cannot be upgraded, and nobody can call it then.
+        self.this.upgrade().ok_or_else(|| Arc::new(Failure::Abandoned { device: self.id() }))
+    }
+
+    /// A queue that works in `stream`.
+    fn queue(&self, stream: Stream, desc: &QueueDesc) -> Result<Arc<dyn Queue>, Arc<Failure>> {
+        // Relaxed: a number that orders nothing.
+        let number = self.queue_count.fetch_add(1, Ordering::Relaxed);
+        let reactor = self.shared.reactor.shared();
+        let peers = &self.shared.peers;
+        let core = QueueCore::new(&self.context, peers, reactor, &self.clock, stream, number, desc);
+        let mut queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
+        queues.retain(|queue| queue.strong_count() > 0);
+        queues.push(Arc::downgrade(&core));
+        drop(queues);
+        Ok(Arc::new(CudaQueue { core, _device: self.handle()? }))
+    }
+
+    /// What would make residents hang or starve here, if anything does.
+    fn reason_against_residents(&self) -> Result<Option<String>, DriverError> {
+        if let Some(reason) = hostile_surroundings(self.facts.has_timeout) {
+            return Ok(Some(reason));
+        }
+        let returns = match self.launches_return.get() {
+            Some(&returns) => returns,
+            None => *self.launches_return.get_or_init({
+                let returns = self.clock.launches_return()?;
+                move || returns
+            }),
+        };
+        let reason = "launches wait for their kernels here, as under a debugger or a sanitizer";
+        Ok((!returns).then(|| reason.to_owned()))
     }
 
     fn alive(&self) -> Result<(), OpenError> {
@@ -155,19 +254,8 @@ impl Device for CudaDevice {
             let reason = "a queue must hold at least one submission".to_owned();
             return Err(OpenError::InvalidConfig { reason });
         }
-        // Only a device that is being dropped cannot be upgraded, and nobody can call it then.
-        let lost = || OpenError::Failed(Arc::new(Failure::Abandoned { device: self.id() }));
-        let handle = self.this.upgrade().ok_or_else(lost)?;
-        // Relaxed: a number that orders nothing.
-        let number = self.queue_count.fetch_add(1, Ordering::Relaxed);
-        let reactor = self.shared.reactor.shared();
-        let core = QueueCore::create(&self.context, &self.shared.peers, reactor, number, desc)
-            .map_err(OpenError::Driver)?;
-        let mut queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
-        queues.retain(|queue| queue.strong_count() > 0);
-        queues.push(Arc::downgrade(&core));
-        drop(queues);
-        Ok(Arc::new(CudaQueue { core, _device: handle }))
+        let stream = Stream::create(&self.context).map_err(OpenError::Driver)?;
+        self.queue(stream, desc).map_err(OpenError::Failed)
     }
 
     fn create_semaphore(&self, initial: u64) -> Result<Arc<dyn Semaphore>, OpenError> {
@@ -177,8 +265,8 @@ impl Device for CudaDevice {
     }
 
     fn load(&self, code: &KernelCode) -> Result<Arc<dyn Module>, LoadError> {
-        let compiler = &self.shared.compiler;
-        Ok(Arc::new(CudaModule::load(&self.context, compiler, &self.facts.info, &self.limits, code)?))
+        let tools = Tools { compiler: &self.shared.compiler, cache: &self.shared.cache };
+        Ok(Arc::new(CudaModule::load(&self.context, &tools, &self.facts.info, &self.limits, code)?))
     }
 
     fn failure(&self) -> Option<Arc<Failure>> {
@@ -193,8 +281,130 @@ impl Device for CudaDevice {
         Some(self)
     }
 
+    fn host_import(&self) -> Option<&dyn HostImport> {
+        Some(self)
+    }
+
     fn residents(&self) -> Option<&dyn Residents> {
         Some(self)
+    }
+
+    fn graphs(&self) -> Option<&dyn Graphs> {
+        Some(self)
+    }
+
+    fn clock(&self) -> Option<&dyn DeviceClock> {
+        Some(self.clock.as_ref())
+    }
+
+    fn interop(&self) -> Option<&dyn Interop> {
+        Some(self)
+    }
+
+    #[cfg(unix)]
+    fn sharing(&self) -> Option<&dyn Sharing> {
+        self.facts.shares_memory.then_some(self)
+    }
+}
+
+impl HostImport for CudaDevice {
+    fn alignment(&self) -> u64 {
+        PAGE
+    }
+
+    fn import(&self, memory: HostMemory) -> Result<Arc<dyn Buffer>, AllocError> {
+        let refuse = |reason: String| Err(AllocError::CannotImport { device: self.id(), reason });
+        if memory.is_empty() {
+            return Err(AllocError::ZeroSize { device: self.id() });
+        }
+        let (address, len) = (memory.base().addr().get() as u64, memory.len() as u64);
+        if !address.is_multiple_of(PAGE) || !len.is_multiple_of(PAGE) {
+            return refuse(format!("address {address:#x} or size {len} is not a multiple of {PAGE}"));
+        }
+        if let Some(failure) = self.context.failure() {
+            return Err(AllocError::Failed(failure));
+        }
+        Ok(Arc::new(self.arena.import_host(memory)?))
+    }
+}
+
+impl Graphs for CudaDevice {
+    fn prepare(&self, nodes: &[GraphNode]) -> Result<Arc<dyn Graph>, GraphError> {
+        Ok(Arc::new(CudaGraph::prepare(&self.context, &self.shared.peers, &self.clock, nodes)?))
+    }
+}
+
+impl Interop for CudaDevice {
+    fn device_handle(&self) -> NativeHandle {
+        NativeHandle { kind: interop::CONTEXT, value: self.context.raw.raw().expose_provenance() as u64 }
+    }
+
+    fn queue_handle(&self, queue: &dyn Queue) -> Result<NativeHandle, InteropError> {
+        let any: &dyn Any = queue;
+        let own = any.downcast_ref::<CudaQueue>().filter(|own| own.core.belongs_to(&self.context));
+        let (owner, device) = (queue.id().device, self.id());
+        let own = own.ok_or(InteropError::Foreign { what: "queue", owner, device })?;
+        let value = own.core.stream().raw().expose_provenance() as u64;
+        Ok(NativeHandle { kind: interop::STREAM, value })
+    }
+
+    fn buffer_handle(&self, buffer: &dyn Buffer) -> Result<NativeHandle, InteropError> {
+        let any: &dyn Any = buffer;
+        let (owner, device) = (buffer.device(), self.id());
+        let own = any.downcast_ref::<CudaBuffer>();
+        let own = own.ok_or(InteropError::Foreign { what: "buffer", owner, device })?;
+        Ok(NativeHandle { kind: interop::ADDRESS, value: own.address() })
+    }
+
+    fn import_queue(&self, queue: NativeQueue, desc: &QueueDesc) -> Result<Arc<dyn Queue>, InteropError> {
+        if desc.capacity == 0 {
+            return Err(InteropError::Refused {
+                device: self.id(),
+                what: queue.handle().to_string(),
+                reason: "a queue must hold at least one submission".to_owned(),
+            });
+        }
+        let stream = interop::stream_of(&self.context, &queue)?;
+        self.queue(stream, desc).map_err(InteropError::Failed)
+    }
+
+    fn import_buffer(&self, memory: NativeMemory) -> Result<Arc<dyn Buffer>, InteropError> {
+        interop::check_memory(&self.context, &memory)?;
+        Ok(Arc::new(self.arena.import_native(memory)))
+    }
+
+    fn capture(
+        &self,
+        accesses: Vec<(BufferView, Access)>,
+        record: &mut dyn FnMut(NativeHandle) -> Result<(), Box<dyn Error + Send + Sync>>,
+    ) -> Result<Arc<dyn CapturedWork>, InteropError> {
+        Ok(Arc::new(interop::capture(&self.context, accesses, record)?))
+    }
+}
+
+#[cfg(unix)]
+impl Sharing for CudaDevice {
+    fn allocate_shareable(&self, size: u64) -> Result<Arc<dyn Buffer>, AllocError> {
+        Ok(Arc::new(self.arena.allocate_shareable(size)?))
+    }
+
+    fn export(&self, buffer: &dyn Buffer) -> Result<SharedMemory, AllocError> {
+        let refuse = |reason: String| AllocError::CannotExport { device: self.id(), reason };
+        let any: &dyn Any = buffer;
+        let own = any.downcast_ref::<CudaBuffer>().filter(|own| own.device() == self.id());
+        let descriptor = own
+            .and_then(CudaBuffer::export)
+            .ok_or_else(|| refuse("it was not allocated to be shared".to_owned()))?
+            .map_err(|error| refuse(error.to_string()))?;
+        Ok(SharedMemory { device: self.id().uuid, size: buffer.size(), descriptor })
+    }
+
+    fn import_shared(&self, memory: SharedMemory) -> Result<Arc<dyn Buffer>, AllocError> {
+        if memory.device != self.id().uuid {
+            let reason = format!("it is memory of {}", memory.device);
+            return Err(AllocError::CannotImport { device: self.id(), reason });
+        }
+        Ok(Arc::new(self.arena.import_shared(memory.size, &memory.descriptor)?))
     }
 }
 
@@ -224,22 +434,25 @@ impl Residents for CudaDevice {
         if let Some(failure) = self.context.failure() {
             return Err(ResidentError::Failed(failure));
         }
-        if let Some(reason) = hostile_surroundings(self.facts.has_timeout) {
+        if let Some(reason) = self.reason_against_residents().map_err(ResidentError::Driver)? {
             return Err(ResidentError::Refused { device: self.id(), reason });
         }
         let contract = desc.launch.kernel().contract();
         if !contract.resident {
             return Err(ResidentError::NotSliced { kernel: contract.name.clone() });
         }
-        check_operands(self.id(), &self.shared.peers, &Work::from(&desc.launch))?;
-        let lost = || ResidentError::Failed(Arc::new(Failure::Abandoned { device: self.id() }));
-        let handle = self.this.upgrade().ok_or_else(lost)?;
+        check_launch(&self.context, &self.shared.peers, &desc.launch)?;
+        let handle = self.handle().map_err(ResidentError::Failed)?;
         let core = ResidentCore::launch(&self.context, &self.arena, &self.budget, desc)?;
         Ok(Arc::new(CudaResident { core, _device: handle }))
     }
 
     fn budget(&self) -> ResidentBudget {
         self.budget.report()
+    }
+
+    fn give_way(&self) -> GiveWay {
+        GiveWay::new(self.context.cold.open())
     }
 }
 

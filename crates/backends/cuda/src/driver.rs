@@ -6,7 +6,7 @@
 
 use std::{
     error::Error,
-    ffi::{CStr, c_char, c_int, c_uint, c_void},
+    ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void},
     fmt,
     path::{Path, PathBuf},
     ptr::{self, NonNull},
@@ -14,8 +14,9 @@ use std::{
 };
 
 use cudarc::driver::sys::{
-    CUcontext, CUdevice, CUdeviceptr, CUevent, CUfunction, CUmemAccessDesc, CUmemPoolProps, CUmemoryPool,
-    CUmodule, CUstream, CUuuid,
+    CUDA_KERNEL_NODE_PARAMS, CUDA_MEMCPY3D, CUDA_MEMSET_NODE_PARAMS, CUcontext, CUdevice, CUdeviceptr,
+    CUevent, CUfunction, CUgraph, CUgraphExec, CUgraphNode, CUlinkState, CUmemAccessDesc,
+    CUmemAllocationProp, CUmemPoolProps, CUmemoryPool, CUmodule, CUstream, CUuuid,
 };
 use libloading::Library;
 use warpweft_core_types::{DriverError, OpenError};
@@ -36,6 +37,9 @@ const LIBRARIES: &[&str] = &["nvcuda.dll"];
 const OLDEST: &str = "525 (CUDA 12.0)";
 const OLDEST_VERSION: (u32, u32) = (12, 0);
 
+/// `CUmemGenericAllocationHandle`.
+pub(crate) type MemoryHandle = c_ulonglong;
+
 /// `CUDA_ERROR_OUT_OF_MEMORY`.
 pub(crate) const OUT_OF_MEMORY: i64 = 2;
 /// `CUDA_ERROR_NOT_INITIALIZED`.
@@ -54,8 +58,8 @@ pub(crate) const PEER_ACCESS_ALREADY_ENABLED: i64 = 704;
 pub(crate) struct Handle<T>(NonNull<T>);
 
 impl<T> Handle<T> {
-    /// Wraps what a successful creating call wrote.
-    fn written(raw: *mut T) -> Option<Self> {
+    /// Wraps what a successful creating call wrote, or what a program says is a handle; `None` for zero.
+    pub(crate) fn written(raw: *mut T) -> Option<Self> {
         NonNull::new(raw).map(Self)
     }
 
@@ -177,6 +181,83 @@ driver_functions! {
         function: *mut CUfunction, module: CUmodule, name: *const c_char
     );
     cuFuncGetAttribute as function_get_attribute(value: *mut c_int, attribute: c_int, function: CUfunction);
+    cuFuncSetAttribute as function_set_attribute(function: CUfunction, attribute: c_int, value: c_int);
+    cuOccupancyMaxActiveBlocksPerMultiprocessor as occupancy(
+        count: *mut c_int, function: CUfunction, block_size: c_int, shared_bytes: usize
+    );
+    cuLinkCreate_v2 as link_create(
+        option_count: c_uint, options: *mut c_int, values: *mut *mut c_void, state: *mut CUlinkState
+    );
+    cuLinkAddData_v2 as link_add_data(
+        state: CUlinkState, kind: c_int, data: *mut c_void, size: usize, name: *const c_char,
+        option_count: c_uint, options: *mut c_int, values: *mut *mut c_void
+    );
+    cuLinkComplete as link_complete(state: CUlinkState, image: *mut *mut c_void, size: *mut usize);
+    cuLinkDestroy as link_destroy(state: CUlinkState);
+    cuMemHostRegister_v2 as mem_host_register(pointer: *mut c_void, size: usize, flags: c_uint);
+    cuMemHostUnregister as mem_host_unregister(pointer: *mut c_void);
+    cuMemGetAllocationGranularity as mem_granularity(
+        granularity: *mut usize, properties: *const CUmemAllocationProp, option: c_int
+    );
+    cuMemCreate as mem_create(
+        handle: *mut MemoryHandle, size: usize, properties: *const CUmemAllocationProp, flags: c_ulonglong
+    );
+    cuMemRelease as mem_release(handle: MemoryHandle);
+    cuMemAddressReserve as mem_address_reserve(
+        address: *mut CUdeviceptr, size: usize, alignment: usize, wanted: CUdeviceptr, flags: c_ulonglong
+    );
+    cuMemAddressFree as mem_address_free(address: CUdeviceptr, size: usize);
+    cuMemMap as mem_map(
+        address: CUdeviceptr, size: usize, offset: usize, handle: MemoryHandle, flags: c_ulonglong
+    );
+    cuMemUnmap as mem_unmap(address: CUdeviceptr, size: usize);
+    cuMemSetAccess as mem_set_access(
+        address: CUdeviceptr, size: usize, access: *const CUmemAccessDesc, count: usize
+    );
+    cuMemExportToShareableHandle as mem_export(
+        descriptor: *mut c_void, handle: MemoryHandle, kind: c_int, flags: c_ulonglong
+    );
+    cuMemImportFromShareableHandle as mem_import(
+        handle: *mut MemoryHandle, descriptor: *mut c_void, kind: c_int
+    );
+    cuCtxGetDevice as context_device(device: *mut CUdevice);
+    cuStreamGetCtx as stream_context(stream: CUstream, context: *mut CUcontext);
+    cuPointerGetAttribute as pointer_attribute(value: *mut c_void, attribute: c_int, pointer: CUdeviceptr);
+    cuStreamIsCapturing as stream_is_capturing(stream: CUstream, status: *mut c_int);
+    cuStreamBeginCapture_v2 as stream_begin_capture(stream: CUstream, mode: c_int);
+    cuStreamEndCapture as stream_end_capture(stream: CUstream, graph: *mut CUgraph);
+    cuGraphCreate as graph_create(graph: *mut CUgraph, flags: c_uint);
+    cuGraphDestroy as graph_destroy(graph: CUgraph);
+    cuGraphAddKernelNode_v2 as graph_add_kernel(
+        node: *mut CUgraphNode, graph: CUgraph, after: *const CUgraphNode, count: usize,
+        parameters: *const CUDA_KERNEL_NODE_PARAMS
+    );
+    cuGraphAddMemcpyNode as graph_add_copy(
+        node: *mut CUgraphNode, graph: CUgraph, after: *const CUgraphNode, count: usize,
+        parameters: *const CUDA_MEMCPY3D, context: CUcontext
+    );
+    cuGraphAddMemsetNode as graph_add_fill(
+        node: *mut CUgraphNode, graph: CUgraph, after: *const CUgraphNode, count: usize,
+        parameters: *const CUDA_MEMSET_NODE_PARAMS, context: CUcontext
+    );
+    cuGraphAddChildGraphNode as graph_add_child(
+        node: *mut CUgraphNode, graph: CUgraph, after: *const CUgraphNode, count: usize, child: CUgraph
+    );
+    cuGraphInstantiateWithFlags as graph_instantiate(
+        executable: *mut CUgraphExec, graph: CUgraph, flags: c_ulonglong
+    );
+    cuGraphExecKernelNodeSetParams_v2 as graph_set_kernel(
+        executable: CUgraphExec, node: CUgraphNode, parameters: *const CUDA_KERNEL_NODE_PARAMS
+    );
+    cuGraphExecMemcpyNodeSetParams as graph_set_copy(
+        executable: CUgraphExec, node: CUgraphNode, parameters: *const CUDA_MEMCPY3D, context: CUcontext
+    );
+    cuGraphExecMemsetNodeSetParams as graph_set_fill(
+        executable: CUgraphExec, node: CUgraphNode, parameters: *const CUDA_MEMSET_NODE_PARAMS,
+        context: CUcontext
+    );
+    cuGraphExecDestroy as graph_exec_destroy(executable: CUgraphExec);
+    cuGraphLaunch as graph_launch(executable: CUgraphExec, stream: CUstream);
     cuLaunchKernel as launch_kernel(
         function: CUfunction,
         grid_x: c_uint, grid_y: c_uint, grid_z: c_uint,

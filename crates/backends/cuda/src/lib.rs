@@ -62,13 +62,11 @@
 //!   [`CudaBackend::notes`] says why.
 //! - A fault of a kernel loses the device for the process, as the driver has it. Its failure is kept, and
 //!   everything that comes later is refused with it.
-//!
-//! # What it does not do yet
-//!
-//! Contexts, streams and pointers of other libraries, host memory from elsewhere, sharing between processes,
-//! and graphs.
 
 mod backend;
+mod baseline;
+mod cache;
+mod clock;
 mod cold;
 mod compiler;
 mod config;
@@ -76,7 +74,9 @@ mod context;
 mod device;
 mod driver;
 mod fork;
+mod graph;
 mod header;
+mod interop;
 #[cfg_attr(not(feature = "nvml"), expect(dead_code, reason = "nobody makes a report"))]
 mod links;
 mod memory;
@@ -89,8 +89,13 @@ mod reactor;
 mod resident;
 mod semaphore;
 mod stream;
+#[cfg(unix)]
+mod virtual_memory;
 mod work;
 
 pub use backend::CudaBackend;
+pub use baseline::Baseline;
 pub use compiler::Compiler;
 pub use config::CudaConfig;
+pub use context::NativeContext;
+pub use interop::{ADDRESS, CONTEXT, STREAM};

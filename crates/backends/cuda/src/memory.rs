@@ -9,18 +9,20 @@ use std::{
     collections::BTreeMap,
     ffi::c_void,
     fmt,
+    os::fd::OwnedFd,
     ptr::{self, NonNull},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
 use cudarc::driver::sys::{
-    CUdeviceptr, CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationHandleType, CUmemAllocationType,
-    CUmemLocation, CUmemLocationType, CUmemPool_attribute, CUmemPoolHandle_st, CUmemPoolProps,
+    CUdevice, CUdeviceptr, CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationHandleType,
+    CUmemAllocationType, CUmemLocation, CUmemLocationType, CUmemPool_attribute, CUmemPoolHandle_st,
+    CUmemPoolProps,
 };
 use warpweft_core_types::{
     AllocError, Buffer, BufferDesc, BufferView, Bytes, DeviceId, DriverError, Failure, HostMapping,
-    MemoryKind, MemoryUsage,
+    HostMemory, MemoryKind, MemoryUsage, NativeMemory,
 };
 
 use crate::{
@@ -28,6 +30,7 @@ use crate::{
     context::Context,
     driver::{Handle, OUT_OF_MEMORY, created},
     stream::{Event, Stream},
+    virtual_memory::VirtualMemory,
 };
 
 /// Every buffer starts at a multiple of this; the pool and pinned memory keep to more.
@@ -37,10 +40,14 @@ pub(crate) const ALIGNMENT: u64 = 256;
 const ZEROING_LIMIT: Duration = Duration::from_secs(30);
 
 /// Pinned blocks are a page at least, and come in sizes a quarter of a power of two apart.
-const PAGE: u64 = 4096;
+pub(crate) const PAGE: u64 = 4096;
 
-/// `CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP`: every context of the process can use it.
+/// `CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP`: every context of the process can use it. Registering
+/// has flags of the same names and values.
 const PINNED_FLAGS: u32 = 0x01 | 0x02;
+
+/// `CU_MEMHOSTALLOC_WRITECOMBINED`.
+const WRITE_COMBINED: u32 = 0x04;
 
 /// The memory of one device.
 pub(crate) struct Arena {
@@ -51,12 +58,18 @@ pub(crate) struct Arena {
     zeroing: Mutex<(Stream, Event)>,
     /// Memory is given back here, so that it does not wait for zeroing.
     freeing: Stream,
-    /// Freed pinned blocks, by size.
-    pinned: Mutex<BTreeMap<u64, Vec<PinnedBlock>>>,
+    /// Freed pinned blocks, by kind and size.
+    pinned: Mutex<BTreeMap<PinnedClass, Vec<PinnedBlock>>>,
+    /// Other devices that may use this device's memory.
+    users: Vec<CUdevice>,
 }
 
 impl Arena {
-    pub(crate) fn create(context: &Arc<Context>, capacity: u64) -> Result<Arc<Self>, DriverError> {
+    pub(crate) fn create(
+        context: &Arc<Context>,
+        capacity: u64,
+        users: Vec<CUdevice>,
+    ) -> Result<Arc<Self>, DriverError> {
         let zeroing = Mutex::new((Stream::create(context)?, Event::create(context)?));
         let freeing = Stream::create(context)?;
         let pool = create_pool(context)?;
@@ -67,6 +80,7 @@ impl Arena {
             zeroing,
             freeing,
             pinned: Mutex::default(),
+            users,
         }))
     }
 
@@ -125,9 +139,101 @@ impl Arena {
         }
         let memory = match desc.kind {
             MemoryKind::Device => Memory::Pool { address: self.allocate_device(desc.size)? },
-            MemoryKind::HostVisible => Memory::Pinned(self.allocate_pinned(desc.size)?),
+            kind => Memory::Pinned(self.allocate_pinned(desc.size, kind)?),
         };
-        Ok(CudaBuffer { arena: Arc::clone(self), size: desc.size, memory: Some(memory) })
+        Ok(self.buffer(desc.size, memory))
+    }
+
+    fn buffer(self: &Arc<Self>, size: u64, memory: Memory) -> CudaBuffer {
+        CudaBuffer { arena: Arc::clone(self), size, memory: Some(memory) }
+    }
+
+    /// Zeroed memory that can be exported.
+    pub(crate) fn allocate_shareable(self: &Arc<Self>, size: u64) -> Result<CudaBuffer, AllocError> {
+        if size == 0 {
+            return Err(AllocError::ZeroSize { device: self.context.device });
+        }
+        if let Some(failure) = self.context.failure() {
+            return Err(AllocError::Failed(failure));
+        }
+        let bytes = usize::try_from(size).map_err(|_| self.out_of_memory(size))?;
+        let made = VirtualMemory::create(&self.context, bytes, &self.users);
+        let memory = made.map_err(|error| self.exhausted(size, error))?;
+        let _current = self.context.enter().map_err(|error| self.failed(error))?;
+        let zeroing = self.zeroing();
+        let (stream, zeroed) = &*zeroing;
+        match self.zero(memory.address(), bytes, stream, zeroed) {
+            Ok(true) => Ok(self.buffer(size, Memory::Virtual(memory))),
+            Ok(false) => {
+                // The device may still be at it, so the memory is never let go.
+                std::mem::forget(memory);
+                Err(not_zeroed())
+            }
+            Err(error) => Err(self.failed(error)),
+        }
+    }
+
+    pub(crate) fn import_shared(
+        self: &Arc<Self>,
+        size: u64,
+        descriptor: &OwnedFd,
+    ) -> Result<CudaBuffer, AllocError> {
+        let refuse = |reason: String| AllocError::CannotImport { device: self.context.device, reason };
+        let bytes = usize::try_from(size).ok().filter(|&bytes| bytes > 0 && size <= self.capacity);
+        let bytes = bytes.ok_or_else(|| refuse(format!("it cannot hold {size} bytes")))?;
+        let imported = VirtualMemory::import(&self.context, descriptor, bytes, &self.users);
+        let memory = imported.map_err(|error| refuse(error.to_string()))?;
+        Ok(self.buffer(size, Memory::Virtual(memory)))
+    }
+
+    /// Memory that another library allocated for this device, as the caller found out.
+    pub(crate) fn import_native(self: &Arc<Self>, memory: NativeMemory) -> CudaBuffer {
+        self.buffer(memory.size(), Memory::Native(memory))
+    }
+
+    /// Takes host memory of another owner, and pins it unless somebody has.
+    #[expect(unsafe_code, reason = "calls the driver")]
+    pub(crate) fn import_host(self: &Arc<Self>, memory: HostMemory) -> Result<CudaBuffer, AllocError> {
+        let refuse = |error: DriverError| AllocError::CannotImport {
+            device: self.context.device,
+            reason: error.to_string(),
+        };
+        let (pointer, size) = (memory.base().as_ptr().cast(), memory.len());
+        if let Some(address) = self.known(pointer, size) {
+            return Ok(self.buffer(size as u64, Memory::Known { memory, address }));
+        }
+        // SAFETY: the memory stays valid while `memory` lives, which `unregister` takes care of.
+        unsafe { cold::register(&self.context, pointer, size, PINNED_FLAGS) }.map_err(refuse)?;
+        let mut registered =
+            Registered { context: Arc::clone(&self.context), memory: Some(memory), address: 0 };
+        let _current = self.context.enter().map_err(|error| self.failed(error))?;
+        // SAFETY: the memory was registered just now with the flag that maps it.
+        unsafe { self.context.driver.mem_host_get_device_pointer(&mut registered.address, pointer, 0) }
+            .map_err(refuse)?;
+        Ok(self.buffer(size as u64, Memory::Registered(registered)))
+    }
+
+    /// Where the device sees host memory that is pinned as a whole already, by a buffer of this backend or by
+    /// another library.
+    #[expect(unsafe_code, reason = "asks the driver")]
+    fn known(&self, pointer: *mut c_void, size: usize) -> Option<CUdeviceptr> {
+        let _current = self.context.enter().ok()?;
+        let seen = |pointer: *mut c_void| {
+            let mut address = 0;
+            // SAFETY: any pointer may be asked about; the address is written to this stack frame.
+            let found = unsafe { self.context.driver.mem_host_get_device_pointer(&mut address, pointer, 0) };
+            found.ok().map(|()| address)
+        };
+        let last = size.checked_sub(1)?;
+        let (first, end) = (seen(pointer)?, seen(pointer.wrapping_byte_add(last))?);
+        (end.checked_sub(first) == Some(last as u64)).then_some(first)
+    }
+
+    fn exhausted(&self, size: u64, error: DriverError) -> AllocError {
+        match error.code {
+            OUT_OF_MEMORY => self.out_of_memory(size),
+            _ => self.failed(error),
+        }
     }
 
     fn allocate_device(&self, size: u64) -> Result<CUdeviceptr, AllocError> {
@@ -138,20 +244,14 @@ impl Arena {
         let _current = self.context.enter().map_err(|error| self.failed(error))?;
         let zeroing = self.zeroing();
         let (stream, zeroed) = &*zeroing;
-        let address = self.take_from_pool(bytes, stream).map_err(|error| match error.code {
-            OUT_OF_MEMORY => self.out_of_memory(size),
-            _ => self.failed(error),
-        })?;
+        let address = self.take_from_pool(bytes, stream).map_err(|error| self.exhausted(size, error))?;
         let give_back = |error| {
             self.free_in_order(address, stream);
             error
         };
         match self.zero(address, bytes, stream, zeroed) {
             Ok(true) => Ok(address),
-            Ok(false) => {
-                let failure = Failure::DeadlineExceeded { after: ZEROING_LIMIT };
-                Err(give_back(AllocError::Failed(Arc::new(failure))))
-            }
+            Ok(false) => Err(give_back(not_zeroed())),
             Err(error) => Err(give_back(self.failed(error))),
         }
     }
@@ -192,15 +292,12 @@ impl Arena {
     }
 
     #[expect(unsafe_code, reason = "calls the driver")]
-    fn allocate_pinned(&self, size: u64) -> Result<PinnedBlock, AllocError> {
-        let class = pinned_class(size);
+    fn allocate_pinned(&self, size: u64, kind: MemoryKind) -> Result<PinnedBlock, AllocError> {
+        let class = PinnedClass { write_combined: kind == MemoryKind::Upload, size: pinned_size(size) };
         let known = self.pinned().get_mut(&class).and_then(Vec::pop);
         let block = match known {
             Some(block) => block,
-            None => self.pin(class).map_err(|error| match error.code {
-                OUT_OF_MEMORY => self.out_of_memory(size),
-                _ => self.failed(error),
-            })?,
+            None => self.pin(class).map_err(|error| self.exhausted(size, error))?,
         };
         let bytes = usize::try_from(size).map_err(|_| self.out_of_memory(size))?;
         // SAFETY: the block holds its class, which is `size` or more, and nobody else has it: it is new, or
@@ -210,15 +307,16 @@ impl Arena {
     }
 
     #[expect(unsafe_code, reason = "calls the driver")]
-    fn pin(&self, class: u64) -> Result<PinnedBlock, DriverError> {
+    fn pin(&self, class: PinnedClass) -> Result<PinnedBlock, DriverError> {
         let driver = &self.context.driver;
         let _current = self.context.enter()?;
         let too_large =
             || DriverError { api: "cuMemHostAlloc", code: OUT_OF_MEMORY, name: "size".to_owned() };
-        let bytes = usize::try_from(class).map_err(|_| too_large())?;
+        let bytes = usize::try_from(class.size).map_err(|_| too_large())?;
+        let flags = PINNED_FLAGS | if class.write_combined { WRITE_COMBINED } else { 0 };
         let host = created("cuMemHostAlloc", |pointer| {
             // SAFETY: a context is current; the pointer is written to `created`'s stack frame.
-            unsafe { driver.mem_host_alloc(pointer, bytes, PINNED_FLAGS) }
+            unsafe { driver.mem_host_alloc(pointer, bytes, flags) }
         })?;
         let mut block = PinnedBlock { host, address: 0, class };
         // SAFETY: the memory was allocated just now with the flag that maps it.
@@ -245,6 +343,8 @@ impl Arena {
                 self.free_in_order(address, &self.freeing);
             }
             Memory::Pinned(block) => self.pinned().entry(block.class).or_default().push(block),
+            // These undo themselves.
+            Memory::Virtual(_) | Memory::Native(_) | Memory::Registered(_) | Memory::Known { .. } => {}
         }
     }
 
@@ -271,7 +371,7 @@ impl Arena {
         self.zeroing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn pinned(&self) -> MutexGuard<'_, BTreeMap<u64, Vec<PinnedBlock>>> {
+    fn pinned(&self) -> MutexGuard<'_, BTreeMap<PinnedClass, Vec<PinnedBlock>>> {
         self.pinned.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -325,8 +425,12 @@ const fn device_location(context: &Context) -> CUmemLocation {
     CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: context.ordinal }
 }
 
+fn not_zeroed() -> AllocError {
+    AllocError::Failed(Arc::new(Failure::DeadlineExceeded { after: ZEROING_LIMIT }))
+}
+
 /// The size of the pinned block that serves `size` bytes.
-fn pinned_class(size: u64) -> u64 {
+fn pinned_size(size: u64) -> u64 {
     let step = (size.next_power_of_two() / 8).max(PAGE);
     size.div_ceil(step).saturating_mul(step)
 }
@@ -336,13 +440,49 @@ fn pinned_class(size: u64) -> u64 {
 struct PinnedBlock {
     host: Handle<c_void>,
     address: CUdeviceptr,
-    class: u64,
+    class: PinnedClass,
+}
+
+/// Blocks of one class serve each other's buffers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct PinnedClass {
+    write_combined: bool,
+    size: u64,
+}
+
+/// Host memory of another owner, pinned.
+#[derive(Debug)]
+struct Registered {
+    context: Arc<Context>,
+    /// Taken when it is dropped.
+    memory: Option<HostMemory>,
+    address: CUdeviceptr,
+}
+
+impl Drop for Registered {
+    #[expect(unsafe_code, reason = "calls the driver")]
+    fn drop(&mut self) {
+        if let Some(memory) = self.memory.take() {
+            // SAFETY: registered by `import_host`; its buffer is dropped, which work that uses it would hold.
+            unsafe { cold::unregister(&self.context, memory) }
+        }
+    }
 }
 
 #[derive(Debug)]
 enum Memory {
-    Pool { address: CUdeviceptr },
+    Pool {
+        address: CUdeviceptr,
+    },
     Pinned(PinnedBlock),
+    Virtual(VirtualMemory),
+    Native(NativeMemory),
+    Registered(Registered),
+    /// Host memory of another owner, pinned by somebody else.
+    Known {
+        memory: HostMemory,
+        address: CUdeviceptr,
+    },
 }
 
 /// A buffer of a CUDA device.
@@ -360,7 +500,24 @@ impl CudaBuffer {
         match &self.memory {
             Some(Memory::Pool { address }) => *address,
             Some(Memory::Pinned(block)) => block.address,
+            Some(Memory::Virtual(memory)) => memory.address(),
+            Some(Memory::Native(memory)) => memory.address(),
+            Some(Memory::Registered(registered)) => registered.address,
+            Some(Memory::Known { address, .. }) => *address,
             None => 0,
+        }
+    }
+
+    /// The context whose memory it is.
+    pub(crate) fn context(&self) -> &Arc<Context> {
+        &self.arena.context
+    }
+
+    /// A descriptor for other processes, if the memory was made for that.
+    pub(crate) fn export(&self) -> Option<Result<OwnedFd, DriverError>> {
+        match &self.memory {
+            Some(Memory::Virtual(memory)) => Some(memory.export()),
+            _ => None,
         }
     }
 
@@ -368,6 +525,8 @@ impl CudaBuffer {
     pub(crate) fn host(&self) -> Option<NonNull<u8>> {
         match &self.memory {
             Some(Memory::Pinned(block)) => NonNull::new(block.host.raw().cast()),
+            Some(Memory::Registered(registered)) => registered.memory.as_ref().map(HostMemory::base),
+            Some(Memory::Known { memory, .. }) => Some(memory.base()),
             _ => None,
         }
     }
@@ -383,8 +542,9 @@ impl Buffer for CudaBuffer {
     }
 
     fn kind(&self) -> MemoryKind {
-        match self.memory {
-            Some(Memory::Pinned(_)) => MemoryKind::HostVisible,
+        match &self.memory {
+            Some(Memory::Pinned(block)) if block.class.write_combined => MemoryKind::Upload,
+            Some(Memory::Pinned(_) | Memory::Registered(_) | Memory::Known { .. }) => MemoryKind::HostVisible,
             _ => MemoryKind::Device,
         }
     }
@@ -396,8 +556,9 @@ impl Buffer for CudaBuffer {
         if self.arena.context.is_left() {
             return None;
         }
-        // SAFETY: the block holds `size` bytes and stays pinned while `self` lives, from which the mapping
-        // borrows; no code of this crate makes references to the memory of a buffer it hands out.
+        // SAFETY: the memory holds `size` bytes and stays valid while `self` lives, from which the mapping
+        // borrows; no code of this crate makes references to the memory of a buffer it hands out, and the owner
+        // of registered memory promised to make none.
         self.host().map(|base| unsafe { HostMapping::new(base, len) })
     }
 }
@@ -410,10 +571,15 @@ impl Drop for CudaBuffer {
     }
 }
 
+/// The CUDA buffer of a view, if it is one.
+pub(crate) fn buffer_of(view: &BufferView) -> Option<&CudaBuffer> {
+    let buffer: &dyn Any = view.buffer().as_ref();
+    buffer.downcast_ref()
+}
+
 /// Where the device sees a view's first byte, if the view is of a CUDA buffer.
 pub(crate) fn address_of(view: &BufferView) -> Option<CUdeviceptr> {
-    let buffer: &dyn Any = view.buffer().as_ref();
-    Some(buffer.downcast_ref::<CudaBuffer>()?.address() + view.offset())
+    Some(buffer_of(view)?.address() + view.offset())
 }
 
 #[cfg(test)]
@@ -422,7 +588,7 @@ mod tests {
 
     #[test]
     fn pinned_blocks_waste_a_quarter_at_most() {
-        let check = |size, class| assert_eq!(pinned_class(size), class, "{size}");
+        let check = |size, class| assert_eq!(pinned_size(size), class, "{size}");
         check(1, 4096);
         check(4096, 4096);
         check(4097, 8192);

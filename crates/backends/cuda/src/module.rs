@@ -9,11 +9,12 @@ use std::{
 use cudarc::driver::sys::{CUfunc_st, CUfunction_attribute, CUmod_st};
 use warpweft_core_types::{
     CodeFormat, DeviceId, DeviceInfo, DriverError, Failure, ForeignCode, Kernel, KernelCode, KernelContract,
-    Limits, LoadError, Module, Param,
+    KernelResources, Limits, LoadError, Module, Param,
 };
 
 use crate::{
-    cold,
+    cache::CubinCache,
+    cold::{self, ImageError},
     compiler::Compiler,
     context::Context,
     driver::{Handle, NOT_FOUND},
@@ -38,13 +39,21 @@ pub(crate) struct CudaKernel {
     contract: KernelContract,
     max_workgroups: [u32; 3],
     function: Handle<CUfunc_st>,
+    resources: KernelResources,
     /// Keeps the code loaded for as long as a kernel of it exists.
-    _image: Arc<Image>,
+    image: Arc<Image>,
+}
+
+/// What turns source into machine code.
+#[derive(Debug)]
+pub(crate) struct Tools<'a> {
+    pub(crate) compiler: &'a Compiler,
+    pub(crate) cache: &'a CubinCache,
 }
 
 /// Loaded code.
 #[derive(Debug)]
-struct Image {
+pub(crate) struct Image {
     context: Arc<Context>,
     raw: Handle<CUmod_st>,
 }
@@ -53,7 +62,7 @@ impl CudaModule {
     /// Loads the first form of `code` that runs on the device.
     pub(crate) fn load(
         context: &Arc<Context>,
-        compiler: &Compiler,
+        tools: &Tools<'_>,
         info: &DeviceInfo,
         limits: &Limits,
         code: &KernelCode,
@@ -63,8 +72,8 @@ impl CudaModule {
         }
         code.check(limits)?;
         code.contracts().iter().try_for_each(refuse_too_many_arguments)?;
-        let (format, bytes) = image_of(compiler, info, code)?;
-        let image = Arc::new(Image::load(context, &bytes)?);
+        let (format, image) = image_of(context, tools, info, code)?;
+        let image = Arc::new(image);
         let mut kernels: Vec<Arc<CudaKernel>> = Vec::with_capacity(code.contracts().len());
         for contract in code.contracts() {
             let available = || kernels.iter().map(|kernel| kernel.contract.name.clone()).collect();
@@ -74,7 +83,8 @@ impl CudaModule {
                 contract: contract.clone(),
                 max_workgroups: limits.workgroups,
                 function,
-                _image: Arc::clone(&image),
+                resources: image.resources(function, contract).map_err(|error| failed(context, error))?,
+                image: Arc::clone(&image),
             }));
         }
         Ok(Self { device: context.device, format, kernels })
@@ -116,25 +126,24 @@ const fn parameter_bytes(param: &Param) -> u64 {
     }
 }
 
-/// The image of the form the device likes best: a CUBIN, or PTX that ends in a zero byte.
+/// Loads the form the device likes best.
 fn image_of(
-    compiler: &Compiler,
+    context: &Arc<Context>,
+    tools: &Tools<'_>,
     info: &DeviceInfo,
     code: &KernelCode,
-) -> Result<(CodeFormat, Vec<u8>), LoadError> {
+) -> Result<(CodeFormat, Image), LoadError> {
     let picked = code.pick(info.id, &info.code_formats)?;
+    let capability = info.compute_capability.unwrap_or_default();
     let image = match code.foreign().iter().find(|form| form.format() == picked) {
         Some(ForeignCode::Binary { bytes, .. }) if picked == CodeFormat::Cubin => {
-            refuse_truncated(bytes)?;
-            bytes.clone()
+            Image::load(context, bytes)?
         }
         Some(ForeignCode::Source { text, .. }) if picked == CodeFormat::Ptx => {
-            let text = CString::new(text.as_str())
-                .map_err(|_| LoadError::Rejected { log: "the PTX holds a zero byte".to_owned() })?;
-            text.into_bytes_with_nul()
+            Image::of_ptx(context, tools.cache, capability, text)?
         }
         Some(ForeignCode::Source { text, .. }) if picked == CodeFormat::CudaC => {
-            compiler.compile(text, info.compute_capability.unwrap_or_default())?
+            Image::load(context, &tools.compiler.compile(text, capability)?)?
         }
         // A CUBIN given as text, or CUDA C given as bytes.
         _ => return Err(LoadError::Rejected { log: format!("this is not {picked}") }),
@@ -159,17 +168,32 @@ fn refuse_truncated(cubin: &[u8]) -> Result<(), LoadError> {
 }
 
 impl Image {
-    fn load(context: &Arc<Context>, bytes: &[u8]) -> Result<Self, LoadError> {
-        let raw =
-            cold::load_image(context, bytes).map_err(|refusal| match is_about_code(&refusal.error) {
-                true if refusal.log.is_empty() => LoadError::Rejected { log: refusal.error.to_string() },
-                true => LoadError::Rejected { log: format!("{}: {}", refusal.error, refusal.log) },
-                false => failed(context, refusal.error),
-            })?;
+    /// Loads PTX, by way of the machine code that the driver makes of it.
+    pub(crate) fn of_ptx(
+        context: &Arc<Context>,
+        cache: &CubinCache,
+        capability: (u32, u32),
+        text: &str,
+    ) -> Result<Self, LoadError> {
+        let key = CubinCache::key(&context.driver, capability, text.as_bytes());
+        if let Some(cubin) = cache.get(key) {
+            return Self::load(context, &cubin);
+        }
+        let text = CString::new(text)
+            .map_err(|_| LoadError::Rejected { log: "the PTX holds a zero byte".to_owned() })?;
+        let cubin = cold::assemble(context, &text).map_err(|refusal| rejected(context, refusal))?;
+        cache.put(key, &cubin);
+        Self::load(context, &cubin)
+    }
+
+    /// Loads a CUBIN.
+    fn load(context: &Arc<Context>, cubin: &[u8]) -> Result<Self, LoadError> {
+        refuse_truncated(cubin)?;
+        let raw = cold::load_image(context, cubin).map_err(|refusal| rejected(context, refusal))?;
         Ok(Self { context: Arc::clone(context), raw })
     }
 
-    fn function(
+    pub(crate) fn function(
         &self,
         contract: &KernelContract,
         available: impl FnOnce() -> Vec<String>,
@@ -185,7 +209,9 @@ impl Image {
         if let Some(declared) = self.parameter_sizes(function) {
             refuse_other_parameters(contract, &declared)?;
         }
-        let most = self.max_threads(function).map_err(|error| failed(&self.context, error))?;
+        let attribute = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK;
+        let most = self.attribute(function, attribute).map_err(|error| failed(&self.context, error))?;
+        let most = u64::from(most);
         let threads: u64 = contract.workgroup_size.iter().map(|&n| u64::from(n)).product();
         if threads == 0 || threads > most {
             return Err(LoadError::Rejected {
@@ -205,15 +231,59 @@ impl Image {
         unsafe { self.context.driver.parameter_sizes(function.raw()) }
     }
 
-    /// How many threads a workgroup of this function can have, given the registers it needs.
-    #[expect(unsafe_code, reason = "asks the driver")]
-    fn max_threads(&self, function: Handle<CUfunc_st>) -> Result<u64, DriverError> {
+    /// What a function takes, once it may have the workgroup memory that its contract asks for.
+    fn resources(
+        &self,
+        function: Handle<CUfunc_st>,
+        contract: &KernelContract,
+    ) -> Result<KernelResources, DriverError> {
+        let ask = |attribute| self.attribute(function, attribute);
+        let declared = ask(CUfunction_attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)?;
+        if contract.shared_bytes > 0 {
+            self.allow_shared(function, contract.shared_bytes)?;
+        }
+        Ok(KernelResources {
+            registers: Some(ask(CUfunction_attribute::CU_FUNC_ATTRIBUTE_NUM_REGS)?),
+            local_bytes: u64::from(ask(CUfunction_attribute::CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES)?),
+            shared_bytes: u64::from(declared) + u64::from(contract.shared_bytes),
+            workgroups_per_multiprocessor: self.occupancy(function, contract)?,
+        })
+    }
+
+    /// More dynamic memory than 48 KiB has to be asked for.
+    #[expect(unsafe_code, reason = "calls the driver")]
+    fn allow_shared(&self, function: Handle<CUfunc_st>, bytes: u32) -> Result<(), DriverError> {
         let _current = self.context.enter()?;
-        let mut most: c_int = 0;
-        let attribute = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK as c_int;
+        let attribute = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES as c_int;
+        let bytes = c_int::try_from(bytes).unwrap_or(c_int::MAX);
+        // SAFETY: the function is of this loaded image.
+        unsafe { self.context.driver.function_set_attribute(function.raw(), attribute, bytes) }
+    }
+
+    #[expect(unsafe_code, reason = "asks the driver")]
+    fn occupancy(&self, function: Handle<CUfunc_st>, contract: &KernelContract) -> Result<u32, DriverError> {
+        let _current = self.context.enter()?;
+        let threads: u32 = contract.workgroup_size.iter().product();
+        let threads = c_int::try_from(threads).unwrap_or(c_int::MAX);
+        let (mut count, shared) = (0, contract.shared_bytes as usize);
         // SAFETY: the function is of this loaded image; one integer is written to this stack frame.
-        unsafe { self.context.driver.function_get_attribute(&mut most, attribute, function.raw()) }?;
-        Ok(u64::try_from(most).unwrap_or(0))
+        unsafe { self.context.driver.occupancy(&mut count, function.raw(), threads, shared) }?;
+        Ok(u32::try_from(count).unwrap_or(0))
+    }
+
+    #[expect(unsafe_code, reason = "asks the driver")]
+    fn attribute(
+        &self,
+        function: Handle<CUfunc_st>,
+        attribute: CUfunction_attribute,
+    ) -> Result<u32, DriverError> {
+        let _current = self.context.enter()?;
+        let mut value: c_int = 0;
+        // SAFETY: the function is of this loaded image; one integer is written to this stack frame.
+        unsafe {
+            self.context.driver.function_get_attribute(&mut value, attribute as c_int, function.raw())
+        }?;
+        Ok(u32::try_from(value).unwrap_or(0))
     }
 }
 
@@ -230,6 +300,14 @@ impl Drop for Image {
 const fn is_about_code(error: &DriverError) -> bool {
     // Invalid image, no binary for the device, invalid PTX, PTX too new, no compiler, invalid source.
     matches!(error.code, 200 | 209 | 218 | 221 | 222 | 223 | 300)
+}
+
+fn rejected(context: &Context, refusal: ImageError) -> LoadError {
+    match is_about_code(&refusal.error) {
+        true if refusal.log.is_empty() => LoadError::Rejected { log: refusal.error.to_string() },
+        true => LoadError::Rejected { log: format!("{}: {}", refusal.error, refusal.log) },
+        false => failed(context, refusal.error),
+    }
 }
 
 fn failed(context: &Context, error: DriverError) -> LoadError {
@@ -267,12 +345,21 @@ impl CudaKernel {
         kernel.downcast_ref()
     }
 
+    /// Whether its code was loaded in this context.
+    pub(crate) fn belongs_to(&self, context: &Context) -> bool {
+        std::ptr::eq(Arc::as_ptr(&self.image.context), context)
+    }
+
     pub(crate) const fn function(&self) -> *mut CUfunc_st {
         self.function.raw()
     }
 
     pub(crate) const fn workgroup_size(&self) -> [u32; 3] {
         self.contract.workgroup_size
+    }
+
+    pub(crate) const fn shared_bytes(&self) -> u32 {
+        self.contract.shared_bytes
     }
 }
 
@@ -287,6 +374,10 @@ impl Kernel for CudaKernel {
 
     fn max_workgroups(&self) -> [u32; 3] {
         self.max_workgroups
+    }
+
+    fn resources(&self) -> KernelResources {
+        self.resources
     }
 }
 

@@ -13,6 +13,7 @@ use crate::{
 /// What the driver said about every ordered pair of devices.
 #[derive(Debug)]
 pub(crate) struct PeerTable {
+    devices: Vec<CUdevice>,
     count: usize,
     reaches: Vec<bool>,
 }
@@ -31,13 +32,19 @@ impl PeerTable {
                 reaches.push(can != 0);
             }
         }
-        Ok(Self { count: devices.len(), reaches })
+        Ok(Self { devices: devices.to_vec(), count: devices.len(), reaches })
     }
 
     /// Whether the queues and kernels of the device `from` can read and write memory of the device `to`.
     pub(crate) fn reaches(&self, from: u32, to: u32) -> bool {
         let (from, to) = (from as usize, to as usize);
         from < self.count && to < self.count && self.reaches[from * self.count + to]
+    }
+
+    /// The driver's numbers of the devices that reach memory of the device `to`.
+    pub(crate) fn users(&self, to: u32) -> Vec<CUdevice> {
+        let reaches = |&(from, _): &(u32, &CUdevice)| self.reaches(from, to);
+        (0..).zip(&self.devices).filter(reaches).map(|(_, &device)| device).collect()
     }
 
     pub(crate) fn has_peers(&self, from: u32) -> bool {

@@ -5,7 +5,6 @@
 //! it. A stream therefore never waits for something that is not under way.
 
 use std::{
-    any::Any,
     cell::RefCell,
     collections::VecDeque,
     fmt,
@@ -15,20 +14,22 @@ use std::{
 
 use smallvec::SmallVec;
 use warpweft_core_types::{
-    Access, Buffer, BufferView, DeviceId, DriverError, Failure, Kernel, OwnedSubmission, Queue, QueueDesc,
-    QueueId, SemaphorePoint, Submission, SubmissionId, SubmitError, promise_all,
+    Access, Buffer, BufferView, DriverError, Failure, Kernel, Launch, Op, OwnedSubmission, PreparedGraph,
+    Queue, QueueDesc, QueueId, SemaphorePoint, Submission, SubmissionId, SubmitError, promise_all,
 };
 
 use crate::{
+    clock::Clock,
     context::Context,
     device::CudaDevice,
-    memory::address_of,
+    graph::CudaGraph,
+    memory::buffer_of,
     module::CudaKernel,
     peer::PeerTable,
     reactor::Reactor,
     semaphore::{self, Readiness, Wakers},
     stream::{Event, Stream},
-    work::Work,
+    work,
 };
 
 /// The driver blocks whoever enqueues more than about a thousand operations in a stream. Beyond this many,
@@ -43,6 +44,7 @@ pub(crate) struct QueueCore {
     context: Arc<Context>,
     peers: Arc<PeerTable>,
     reactor: Arc<Reactor>,
+    clock: Arc<Clock>,
     stream: Stream,
     id: QueueId,
     capacity: usize,
@@ -89,6 +91,7 @@ struct InFlight {
 enum Used {
     Buffer(#[expect(dead_code, reason = "held for its drop")] Arc<dyn Buffer>),
     Kernel(#[expect(dead_code, reason = "held for its drop")] Arc<dyn Kernel>),
+    Graph(#[expect(dead_code, reason = "held for its drop")] PreparedGraph),
 }
 
 /// Everything that submissions in flight use, held until they are over.
@@ -114,6 +117,16 @@ impl KeepAlive {
         }
     }
 
+    /// What an operation uses. Graphs hold what their nodes use.
+    fn op(&mut self, op: &Op<'_>) {
+        match op {
+            Op::Launch(launch) => self.kernel(launch.kernel()),
+            Op::Replay(graph) => return self.used.push(Used::Graph((*graph).clone())),
+            _ => {}
+        }
+        op.for_each_access(|view, _| self.buffer(view));
+    }
+
     fn is_new(&mut self, address: usize) -> bool {
         if self.recent.contains(&address) {
             return false;
@@ -130,22 +143,33 @@ impl KeepAlive {
 }
 
 impl QueueCore {
-    pub(crate) fn create(
+    pub(crate) fn new(
         context: &Arc<Context>,
         peers: &Arc<PeerTable>,
         reactor: &Arc<Reactor>,
+        clock: &Arc<Clock>,
+        stream: Stream,
         number: u32,
         desc: &QueueDesc,
-    ) -> Result<Arc<Self>, DriverError> {
-        Ok(Arc::new(Self {
+    ) -> Arc<Self> {
+        Arc::new(Self {
             context: Arc::clone(context),
             peers: Arc::clone(peers),
             reactor: Arc::clone(reactor),
-            stream: Stream::create(context)?,
+            clock: Arc::clone(clock),
+            stream,
             id: QueueId { device: context.device, number },
             capacity: desc.capacity,
             state: Mutex::default(),
-        }))
+        })
+    }
+
+    pub(crate) fn belongs_to(&self, context: &Arc<Context>) -> bool {
+        Arc::ptr_eq(&self.context, context)
+    }
+
+    pub(crate) const fn stream(&self) -> &Stream {
+        &self.stream
     }
 
     fn submit(self: &Arc<Self>, submission: &Submission<'_>) -> Result<SubmissionId, SubmitError> {
@@ -153,7 +177,7 @@ impl QueueCore {
             return Err(SubmitError::Failed(failure));
         }
         for op in submission.ops {
-            check_work(self.context.device, &self.peers, &Work::from(op))?;
+            check_op(&self.context, &self.peers, op)?;
         }
         for point in submission.signals {
             if !semaphore::is_ours(point) {
@@ -178,9 +202,12 @@ impl QueueCore {
             && state.ops_in_flight < WINDOW
             && obstacles(waits).is_ok_and(|obstacles| obstacles.is_empty());
         if ready {
-            let ops = submission.ops.iter().map(Work::from);
+            let fill = |keep: &mut KeepAlive| {
+                submission.ops.iter().try_for_each(|op| self.push(id, op, keep))?;
+                Ok(submission.ops.len())
+            };
             let signals = submission.signals.into();
-            match self.enqueue(&mut state, id, waits, ops, signals, &mut wakers) {
+            match self.enqueue(&mut state, waits, fill, signals, &mut wakers) {
                 Ok(()) => self.track(state),
                 Err((failure, signals)) => self.fail(state, &failure, &signals),
             }
@@ -208,48 +235,50 @@ impl QueueCore {
         state.held.len() + state.in_flight.len() >= self.capacity
     }
 
-    /// Puts a submission in the stream. After an error the stream may hold a part of it, and the signals
-    /// come back to be failed.
-    fn enqueue<'a>(
+    /// Puts a submission in the stream: `fill` pushes its operations and says how many. After an error the
+    /// stream may hold a part of it, and the signals come back to be failed.
+    fn enqueue(
         self: &Arc<Self>,
         state: &mut State,
-        id: SubmissionId,
         waits: &[SemaphorePoint],
-        ops: impl Iterator<Item = Work<'a>>,
+        fill: impl FnOnce(&mut KeepAlive) -> Result<usize, Arc<Failure>>,
         signals: Signals,
         wakers: &mut Wakers,
     ) -> Result<(), (Arc<Failure>, Signals)> {
         let mut keep = state.spare_lists.pop().unwrap_or_default();
-        let mut count = 0;
-        let filled = self.fill_stream(id, waits, ops.inspect(|_| count += 1), &mut keep);
+        let filled = self.fill_stream(waits, fill, &mut keep);
         let marked = self.mark(state);
-        let (event, failure) = match (marked, filled) {
-            (Ok(event), filled) => (event, filled.err()),
+        let (event, filled) = match (marked, filled) {
+            (Ok(event), filled) => (event, filled),
             (Err(error), _) => {
                 // Nothing will tell when the device is done with these, so they are never let go.
                 std::mem::forget(keep);
                 return Err((self.context.judge(error), signals));
             }
         };
-        state.ops_in_flight += count;
-        if let Some(failure) = failure {
-            state.in_flight.push_back(InFlight { event, signals: SmallVec::new(), keep, ops: count });
-            return Err((failure, signals));
+        match filled {
+            Ok(ops) => {
+                for point in &signals {
+                    semaphore::enqueued(point, &event, self, wakers);
+                }
+                state.ops_in_flight += ops;
+                state.in_flight.push_back(InFlight { event, signals, keep, ops });
+                Ok(())
+            }
+            Err(failure) => {
+                state.in_flight.push_back(InFlight { event, signals: SmallVec::new(), keep, ops: 0 });
+                Err((failure, signals))
+            }
         }
-        for point in &signals {
-            semaphore::enqueued(point, &event, self, wakers);
-        }
-        state.in_flight.push_back(InFlight { event, signals, keep, ops: count });
-        Ok(())
     }
 
-    fn fill_stream<'a>(
+    /// Puts waits and operations in the stream, all with the context current once.
+    fn fill_stream(
         &self,
-        id: SubmissionId,
         waits: &[SemaphorePoint],
-        ops: impl Iterator<Item = Work<'a>>,
+        fill: impl FnOnce(&mut KeepAlive) -> Result<usize, Arc<Failure>>,
         keep: &mut KeepAlive,
-    ) -> Result<(), Arc<Failure>> {
+    ) -> Result<usize, Arc<Failure>> {
         let judge = |error| self.context.judge(error);
         let _current = self.context.enter().map_err(judge)?;
         for point in waits {
@@ -260,25 +289,16 @@ impl QueueCore {
                 Readiness::Enqueued(signal) => self.stream.wait_for(&signal.event).map_err(judge)?,
             }
         }
-        for work in ops {
-            match &work {
-                Work::Copy { src, dst } => {
-                    keep.buffer(src);
-                    keep.buffer(dst);
-                }
-                Work::Fill { dst, .. } => keep.buffer(dst),
-                Work::Launch { kernel, args, .. } => {
-                    keep.kernel(kernel);
-                    args.buffers().for_each(|view| keep.buffer(view));
-                }
-                Work::Unknown(_) => {}
-            }
-            work.enqueue(&self.context, &self.stream).map_err(|error| match error {
-                None => self.cannot(id, work.name()),
-                Some(error) => self.context.judge(error),
-            })?;
-        }
-        Ok(())
+        fill(keep)
+    }
+
+    /// Puts one operation in the stream, and what it uses in the list.
+    fn push(&self, id: SubmissionId, op: &Op<'_>, keep: &mut KeepAlive) -> Result<(), Arc<Failure>> {
+        keep.op(op);
+        work::enqueue(op, &self.context, &self.stream, &self.clock).map_err(|error| match error {
+            None => self.cannot(id, op.name()),
+            Some(error) => self.context.judge(error),
+        })
     }
 
     /// An event at the end of what is in the stream now.
@@ -334,8 +354,11 @@ impl QueueCore {
             }
             let Some(Held { id, work }) = state.held.pop_front() else { return };
             let mut wakers = Wakers::new();
-            let ops = work.ops.iter().map(Work::from);
-            match self.enqueue(&mut state, id, &work.waits, ops, work.signals, &mut wakers) {
+            let fill = |keep: &mut KeepAlive| {
+                work.ops.iter().try_for_each(|op| op.with(|op| self.push(id, op, keep)))?;
+                Ok(work.ops.len())
+            };
+            match self.enqueue(&mut state, &work.waits, fill, work.signals, &mut wakers) {
                 Ok(()) => self.track(state),
                 Err((failure, signals)) => self.fail(state, &failure, &signals),
             }
@@ -347,20 +370,11 @@ impl QueueCore {
     ///
     /// It does nothing while another thread is busy with the queue: that thread, or the next look, will.
     pub(crate) fn reap(self: &Arc<Self>) -> bool {
-        let mut state = match self.state.try_lock() {
-            Ok(state) => state,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => return false,
-        };
         let mut done = SmallVec::<[InFlight; 4]>::new();
-        let looked = self.take_finished(&mut state, &mut done);
-        let more = !state.held.is_empty();
-        match looked {
-            Ok(()) => drop(state),
-            Err(error) => {
-                let failure = self.context.judge(error);
-                self.fail_in_flight(state, &failure);
-            }
+        let looked = self.take_finished(&mut done);
+        if let Err(error) = looked {
+            let failure = self.context.judge(error);
+            self.fail_in_flight(self.lock(), &failure);
         }
         if done.is_empty() {
             return false;
@@ -371,32 +385,52 @@ impl QueueCore {
             record.signals.clear();
             record.keep.clear();
         }
-        self.recycle(done);
-        if more {
+        if self.recycle(done) {
             self.schedule();
         }
         true
     }
 
-    fn take_finished(
-        &self,
-        state: &mut State,
-        done: &mut SmallVec<[InFlight; 4]>,
-    ) -> Result<(), DriverError> {
-        if state.in_flight.is_empty() {
-            return Ok(());
-        }
-        let _current = self.context.enter()?;
-        while let Some(first) = state.in_flight.front()
-            && first.event.is_done()?
-        {
-            state.ops_in_flight -= first.ops;
-            done.extend(state.in_flight.pop_front());
+    /// Asks the driver with the lock open: a program that submits meanwhile must not wait for the answer, which
+    /// takes a microsecond, nor be put to sleep by a lock that is taken again and again.
+    fn take_finished(&self, done: &mut SmallVec<[InFlight; 4]>) -> Result<(), DriverError> {
+        let Some(mut state) = self.try_lock() else { return Ok(()) };
+        let mut current = None;
+        while let Some(event) = state.in_flight.front().map(|first| Arc::clone(&first.event)) {
+            drop(state);
+            if current.is_none() {
+                current = Some(self.context.enter()?);
+            }
+            if !event.is_done()? {
+                return Ok(());
+            }
+            state = self.lock();
+            // Another thread may have asked the same.
+            if state.in_flight.front().is_some_and(|first| Arc::ptr_eq(&first.event, &event)) {
+                drop(event);
+                let finished = state.in_flight.pop_front();
+                state.ops_in_flight -= finished.as_ref().map_or(0, |first| first.ops);
+                done.extend(finished);
+            }
         }
         Ok(())
     }
 
-    fn recycle(&self, done: SmallVec<[InFlight; 4]>) {
+    /// Whether submissions wait here for the stream to get shorter or for others.
+    pub(crate) fn is_holding(&self) -> bool {
+        self.try_lock().is_some_and(|state| !state.held.is_empty())
+    }
+
+    fn try_lock(&self) -> Option<MutexGuard<'_, State>> {
+        match self.state.try_lock() {
+            Ok(state) => Some(state),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
+    /// Keeps what the next submissions can use; whether some are held.
+    fn recycle(&self, done: SmallVec<[InFlight; 4]>) -> bool {
         let mut state = self.lock();
         for InFlight { event, keep, .. } in done {
             if state.spare_lists.len() < SPARES {
@@ -407,6 +441,7 @@ impl QueueCore {
                 state.spare_events.push(event);
             }
         }
+        !state.held.is_empty()
     }
 
     /// Whether the reactor may forget the queue.
@@ -523,57 +558,62 @@ fn obstacles(waits: &[SemaphorePoint]) -> Result<SmallVec<[SemaphorePoint; 2]>, 
 }
 
 /// Checks that a queue can carry out an operation.
-fn check_work(device: DeviceId, peers: &PeerTable, work: &Work<'_>) -> Result<(), SubmitError> {
-    if let Work::Launch { kernel, .. } = work
-        && kernel.contract().resident
-    {
-        return Err(SubmitError::Sliced { kernel: kernel.contract().name.clone() });
+pub(crate) fn check_op(context: &Context, peers: &PeerTable, op: &Op<'_>) -> Result<(), SubmitError> {
+    let device = context.device;
+    match op {
+        Op::Launch(launch) if launch.kernel().contract().resident => {
+            return Err(SubmitError::Sliced { kernel: launch.kernel().contract().name.clone() });
+        }
+        Op::Launch(launch) => return check_launch(context, peers, launch),
+        Op::Replay(graph) => {
+            let ours = CudaGraph::of(graph).is_some_and(|graph| graph.belongs_to(context));
+            let owner = graph.graph().device();
+            // Its nodes were checked when they were set.
+            return ours.then_some(()).ok_or(SubmitError::Foreign { what: "graph", owner, device });
+        }
+        Op::Copy(_) | Op::Fill(_) | Op::Timestamp(_) => {}
+        _ => return Err(SubmitError::Invalid { reason: format!("{device} does no {}", op.name()) }),
     }
-    check_operands(device, peers, work)
+    let mut result = Ok(());
+    op.for_each_access(|view, access| {
+        if result.is_ok() {
+            result = check_view(context, peers, view, access);
+        }
+    });
+    result
 }
 
-/// Checks that an operation's operands are of CUDA devices, within reach of this one.
-pub(crate) fn check_operands(
-    device: DeviceId,
+/// Checks that a launch's kernel and operands are of CUDA devices, within reach of this one.
+pub(crate) fn check_launch(
+    context: &Context,
     peers: &PeerTable,
-    work: &Work<'_>,
+    launch: &Launch<'_>,
 ) -> Result<(), SubmitError> {
-    match work {
-        Work::Copy { src, dst } => {
-            check_view(device, peers, src, Access::Read)?;
-            check_view(device, peers, dst, Access::Write)
-        }
-        Work::Fill { dst, .. } => check_view(device, peers, dst, Access::Write),
-        Work::Launch { kernel, args, .. } => {
-            if kernel.device() != device || !is_cuda_kernel(kernel) {
-                return Err(SubmitError::Foreign { what: "kernel", owner: kernel.device(), device });
-            }
-            let params = &kernel.contract().params;
-            args.buffers_of(params).try_for_each(|(view, access)| check_view(device, peers, view, access))
-        }
-        Work::Unknown(name) => {
-            Err(SubmitError::Invalid { reason: format!("{device} does not know the operation {name}") })
-        }
+    let kernel = launch.kernel();
+    let ours = CudaKernel::of(kernel).is_some_and(|kernel| kernel.belongs_to(context));
+    if !ours {
+        let (owner, device) = (kernel.device(), context.device);
+        return Err(SubmitError::Foreign { what: "kernel", owner, device });
     }
-}
-
-fn is_cuda_kernel(kernel: &Arc<dyn Kernel>) -> bool {
-    let kernel: &dyn Any = kernel.as_ref();
-    kernel.is::<CudaKernel>()
+    launch.buffers().try_for_each(|(view, access)| check_view(context, peers, view, access))
 }
 
 fn check_view(
-    device: DeviceId,
+    context: &Context,
     peers: &PeerTable,
     view: &BufferView,
     access: Access,
 ) -> Result<(), SubmitError> {
-    let owner = view.device();
-    if address_of(view).is_none() {
+    let (owner, device) = (view.device(), context.device);
+    let Some(buffer) = buffer_of(view) else {
         return Err(SubmitError::Foreign { what: "buffer", owner, device });
-    }
-    if owner == device || view.buffer().kind() != warpweft_core_types::MemoryKind::Device {
+    };
+    if std::ptr::eq(Arc::as_ptr(buffer.context()), context) || buffer.kind().is_host_visible() {
         return Ok(());
+    }
+    // Another context of the same device is another owner, whose memory nobody has opened to this one.
+    if owner == device {
+        return Err(SubmitError::Foreign { what: "buffer", owner, device });
     }
     if peers.reaches(device.ordinal, owner.ordinal) {
         return Ok(());

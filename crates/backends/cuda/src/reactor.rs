@@ -19,8 +19,11 @@ use crate::{fork::Origin, queue::QueueCore};
 /// How long it looks without a pause after somebody began to wait, or after progress while somebody does.
 const ALERT: Duration = Duration::from_micros(100);
 
-/// The shortest and the longest pause between two looks while work is under way.
+/// The shortest and the longest pause between two looks while somebody sleeps or a queue holds work back.
 const NAP: (Duration, Duration) = (Duration::from_micros(20), Duration::from_micros(200));
+
+/// The pause while nobody depends on it: a program that looks by itself is disturbed by every look of ours.
+const LAZY: Duration = Duration::from_millis(1);
 
 /// The pause between two looks for new work, and how many of them it makes before it sleeps for good.
 ///
@@ -118,6 +121,7 @@ impl Reactor {
         loop {
             queues.clone_from(&self.lock().busy);
             let progress = queues.iter().filter(|queue| queue.reap()).count() > 0;
+            let holding = queues.iter().any(|queue| queue.is_holding());
             queues.clear();
             let mut state = self.lock();
             state.busy.retain(|queue| !queue.retire());
@@ -126,7 +130,7 @@ impl Reactor {
             }
             if !state.busy.is_empty() {
                 idle = 0;
-                self.pause(state);
+                self.pause(state, holding);
             } else if state.closed {
                 return;
             } else {
@@ -137,7 +141,7 @@ impl Reactor {
     }
 
     /// Between two looks at work that is under way: the longer it takes, the less a pause matters.
-    fn pause(&self, state: MutexGuard<'_, State>) {
+    fn pause(&self, state: MutexGuard<'_, State>, holding: bool) {
         let since = |event: Option<Instant>| event.map_or(NAP.1 * 64, |event| event.elapsed());
         let (moved, stirred) = (since(state.moved), since(state.stirred));
         // Relaxed: a hint.
@@ -146,7 +150,8 @@ impl Reactor {
             drop(state);
             return thread::yield_now();
         }
-        let nap = (moved.min(stirred) / 64).clamp(NAP.0, NAP.1);
+        let needed = awaited || holding || stirred < LAZY * 100;
+        let nap = if needed { (moved.min(stirred) / 64).clamp(NAP.0, NAP.1) } else { LAZY };
         drop(self.changed.wait_timeout(state, nap));
     }
 

@@ -25,15 +25,17 @@ struct ww_block {
     unsigned long long unused;
 };
 
-// Which slices are to end; both numbers only rise.
+// Which slices are to end; both numbers only rise. 16 bytes at a multiple of 16: one load.
 struct ww_orders {
     unsigned long long leave;  // slices below this number return at the next message boundary
     unsigned long long hurry;  // slices below this one return there once `shortest_ns` is over
 };
 
 struct ww_slice {
-    unsigned long long orders;  // a `ww_orders` in host memory, read by block 0 alone
-    unsigned long long mirror;  // in device memory: what block 0 last read there, for the other blocks
+    unsigned long long orders;  // a `ww_orders` in host memory, read by block 0 alone; behind it the number of
+                                // the last slice that every block has left, plus 1
+    unsigned long long mirror;  // in device memory: what block 0 last read there, for the other blocks; behind
+                                // it how often a block has left a slice
     unsigned long long blocks;  // a `ww_block` for each block, in host memory
     unsigned long long done;    // a word for each block, in device memory: 1 once it is done for good
     unsigned long long shortest_ns;
@@ -65,7 +67,8 @@ __device__ __forceinline__ ww_orders ww_read_orders(unsigned long long from) {
     return orders;
 }
 
-// Begins a slice; false if this block said before that it is done for good.
+// Begins a slice; false if there is nothing to do in it: this block said before that it is done for good, or
+// the slice was told to leave before it began.
 __device__ __forceinline__ bool ww_begin(const ww_slice& slice, ww_turn& turn) {
     const unsigned int block = ww_block_index();
     turn.began = ww_now();
@@ -74,7 +77,20 @@ __device__ __forceinline__ bool ww_begin(const ww_slice& slice, ww_turn& turn) {
     turn.orders = ww_read_orders(slice.mirror);
     volatile ww_block* mine = reinterpret_cast<volatile ww_block*>(slice.blocks) + block;
     mine->entered = slice.number + 1;
-    return reinterpret_cast<volatile unsigned int*>(slice.done)[block] == 0;
+    return slice.number >= turn.orders.leave
+        && reinterpret_cast<volatile unsigned int*>(slice.done)[block] == 0;
+}
+
+// Takes note of orders that block 0 has read, and passes them on to the other blocks. `ww_should_yield` does so
+// by itself; a kernel whose first block polls the host anyway reads them along with what it polls for, in one
+// load of a warp, and calls this instead.
+__device__ __forceinline__ void ww_heard(const ww_slice& slice, ww_turn& turn, ww_orders seen) {
+    if (seen.leave != turn.orders.leave || seen.hurry != turn.orders.hurry) {
+        asm volatile("st.volatile.global.v2.u64 [%0], {%1, %2};"
+                     :: "l"(slice.mirror), "l"(seen.leave), "l"(seen.hurry) : "memory");
+    }
+    turn.orders = seen;
+    turn.looked = ww_now();
 }
 
 // Whether to return at this message boundary. Cheap: it looks for orders every microsecond or two.
@@ -84,12 +100,12 @@ __device__ __forceinline__ bool ww_should_yield(const ww_slice& slice, ww_turn& 
     // Polling host memory costs a trip over PCIe, and many blocks that do it slow down every fence.
     if (now - turn.looked >= (first ? 1000 : 500) && slice.number >= turn.orders.leave) {
         const ww_orders seen = ww_read_orders(first ? slice.orders : slice.mirror);
-        if (first && (seen.leave != turn.orders.leave || seen.hurry != turn.orders.hurry)) {
-            asm volatile("st.volatile.global.v2.u64 [%0], {%1, %2};"
-                         :: "l"(slice.mirror), "l"(seen.leave), "l"(seen.hurry) : "memory");
+        if (first) {
+            ww_heard(slice, turn, seen);
+        } else {
+            turn.orders = seen;
+            turn.looked = now;
         }
-        turn.orders = seen;
-        turn.looked = now;
     }
     const unsigned long long lasted = now - turn.began;
     return slice.number < turn.orders.leave || lasted >= slice.longest_ns
@@ -105,6 +121,12 @@ __device__ __forceinline__ void ww_end(const ww_slice& slice, bool finished) {
         mine->finished = 1;
     }
     mine->left = slice.number + 1;
+    // Slices of one resident follow each other, so the count of all of them tells the end of each.
+    const unsigned long long blocks = (unsigned long long)gridDim.x * gridDim.y * gridDim.z;
+    const unsigned long long before = atomicAdd(reinterpret_cast<unsigned long long*>(slice.mirror) + 2, 1ULL);
+    if ((before + 1) % blocks == 0) {
+        reinterpret_cast<volatile unsigned long long*>(slice.orders)[2] = slice.number + 1;
+    }
 }
 
 #endif

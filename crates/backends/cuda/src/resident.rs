@@ -8,7 +8,7 @@ use std::{
     collections::VecDeque,
     env,
     ffi::{OsStr, OsString},
-    fmt, hint, ptr,
+    fmt, hint, io, ptr,
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering},
@@ -27,9 +27,8 @@ use crate::{
     device::CudaDevice,
     header::{self, Slice},
     memory::{Arena, CudaBuffer},
-    module::CudaKernel,
     stream::{Event, Stream},
-    work::{self, Args},
+    work,
 };
 
 /// Slices in the stream: the one that runs and its successor. A cold call waits for both.
@@ -40,6 +39,9 @@ const RESTLESS: Duration = Duration::from_micros(300);
 
 /// The longest the feeder sleeps while slices run.
 const LONGEST_NAP: Duration = Duration::from_micros(500);
+
+/// Launches and questions about events take microseconds. One that takes this long waits for somebody.
+const HELD_UP: Duration = Duration::from_micros(150);
 
 /// A parked resident's feeder stays awake for this long: parks are often short.
 const ALERT: Duration = Duration::from_millis(2);
@@ -59,8 +61,7 @@ pub(crate) struct Budget {
 }
 
 impl Budget {
-    /// All but one SM in 32, which is left for short work. One workgroup counts as one SM whatever its
-    /// kernel needs, so that all of them can run at once.
+    /// All but one SM in 32, which is left for short work.
     pub(crate) const fn of_device(multiprocessors: u32) -> Self {
         let headroom = if multiprocessors < 32 { 1 } else { multiprocessors / 32 };
         Self { total: multiprocessors.saturating_sub(headroom), used: AtomicU32::new(0) }
@@ -71,13 +72,31 @@ impl Budget {
         ResidentBudget { total: self.total, used: self.used.load(Ordering::Relaxed) }
     }
 
-    fn reserve(self: &Arc<Self>, device: DeviceId, wanted: u64) -> Result<Seats, ResidentError> {
-        let count = u32::try_from(wanted).unwrap_or(u32::MAX);
+    fn reserve(self: &Arc<Self>, device: DeviceId, launch: &OwnedLaunch) -> Result<Seats, ResidentError> {
+        let workgroups = launch.with(|launch| launch.workgroup_count());
+        let per_sm = launch.kernel().resources().workgroups_per_multiprocessor;
+        let count = self.needed(workgroups, per_sm);
         let fits = |used: u32| used.checked_add(count).filter(|&total| total <= self.total);
         match self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits) {
             Ok(_) => Ok(Seats { budget: Arc::clone(self), count }),
-            Err(used) => Err(ResidentError::OverBudget { device, wanted: count, free: self.total - used }),
+            Err(used) => Err(ResidentError::OverBudget {
+                device,
+                kernel: launch.kernel().contract().name.clone(),
+                workgroups,
+                wanted: count,
+                free: self.total - used,
+            }),
         }
+    }
+
+    /// How many SMs workgroups take. The device spreads them, so each has an SM to itself while there are
+    /// enough; where there are more workgroups they share all SMs, as many on each as fit.
+    ///
+    /// Packing them as tightly beside other residents would be guessing at how the device places them.
+    fn needed(&self, workgroups: u64, per_sm: u32) -> u32 {
+        let packed = workgroups.div_ceil(u64::from(per_sm.max(1)));
+        let spread = workgroups.min(u64::from(self.total));
+        u32::try_from(packed.max(spread)).unwrap_or(u32::MAX)
     }
 }
 
@@ -123,6 +142,7 @@ pub(crate) struct ResidentCore {
     ended: AtomicU64,
     failure: OnceLock<Arc<Failure>>,
     feeder: OnceLock<Thread>,
+    calls: CallWatch,
     seats: Mutex<Option<Seats>>,
 }
 
@@ -150,13 +170,15 @@ impl ResidentCore {
         budget: &Arc<Budget>,
         desc: &ResidentDesc<'_>,
     ) -> Result<Arc<Self>, ResidentError> {
-        let seats = budget.reserve(context.device, desc.launch.workgroup_count())?;
-        let workgroups = seats.count;
+        let launch = OwnedLaunch::from(&desc.launch);
+        let seats = budget.reserve(context.device, &launch)?;
+        // What fits on a device is far from the limit.
+        let workgroups = u32::try_from(desc.launch.workgroup_count()).unwrap_or(u32::MAX);
         let control = Control::create(arena, workgroups).map_err(|error| refused(context, error))?;
         let core = Arc::new(Self {
             context: Arc::clone(context),
             stream: Stream::create(context).map_err(ResidentError::Driver)?,
-            launch: (&desc.launch).into(),
+            launch,
             slice: desc.slice,
             workgroups,
             control,
@@ -169,17 +191,19 @@ impl ResidentCore {
             ended: AtomicU64::new(0),
             failure: OnceLock::new(),
             feeder: OnceLock::new(),
+            calls: CallWatch::default(),
             seats: Mutex::new(Some(seats)),
         });
-        context.cold.add(&core);
+        let no_thread = |error: io::Error| {
+            let reason = format!("no thread to look after it: {error}");
+            ResidentError::Refused { device: context.device, reason }
+        };
+        context.cold.add(&core).map_err(no_thread)?;
         let shared = Arc::clone(&core);
         let feeder = thread::Builder::new()
             .name(format!("{}/resident", context.device))
             .spawn(move || shared.feed())
-            .map_err(|error| {
-                let reason = format!("no thread to feed it: {error}");
-                ResidentError::Refused { device: context.device, reason }
-            })?;
+            .map_err(no_thread)?;
         let _first = core.feeder.set(feeder.thread().clone());
         core.top_up(1);
         core.check_in(Deadline::within(desc.check_in))?;
@@ -274,11 +298,9 @@ impl ResidentCore {
         let end = spare.map_or_else(|| Event::create(&self.context), Ok).map_err(judge)?;
         let longest = if self.context.cold.is_awaited() { self.slice.shortest } else { self.slice.longest };
         let slice = self.control.slice(number, self.slice.shortest, longest);
-        let kernel = CudaKernel::of(&self.launch.kernel);
         let first = Some(ptr::from_ref(&slice).cast());
-        let args = Args::Owned(&self.launch.args);
-        let launched = kernel.ok_or(None).and_then(|kernel| {
-            work::launch(&self.context, &self.stream, kernel, self.launch.workgroups, first, args)
+        let launched = self.calls.watched(|| {
+            self.launch.with(|launch| work::enqueue_launch(&self.context, &self.stream, launch, first))
         });
         launched.map_err(|error| match error {
             Some(error) => judge(error),
@@ -293,7 +315,7 @@ impl ResidentCore {
     fn is_outside(&self) -> bool {
         let settled = self.is_settled();
         let mut line = self.line();
-        match self.retire(&mut line) {
+        match self.calls.watched(|| self.retire(&mut line)) {
             Ok(()) => settled && line.slices.is_empty(),
             Err(error) => {
                 let _first = self.failure.set(self.context.judge(error));
@@ -307,8 +329,10 @@ impl ResidentCore {
             return Ok(());
         }
         let _current = self.context.enter()?;
+        // Where everybody has left, the last slice answers for all of them; each question costs a microsecond.
+        let over = self.has_left() && line.slices.back().map_or(Ok(true), |last| last.end.is_done())?;
         while let Some(first) = line.slices.front()
-            && first.end.is_done()?
+            && (over || first.end.is_done()?)
         {
             line.spare.extend(line.slices.pop_front().map(|slice| slice.end));
             // Relaxed: a figure for reports.
@@ -324,8 +348,13 @@ impl ResidentCore {
 
     /// Whether the workgroups say that they left the last slice: a hint that costs no call of the driver.
     fn has_left(&self) -> bool {
-        self.is_settled()
-            && self.control.count(header::LEFT, self.launched.load(Ordering::SeqCst)) == self.workgroups
+        self.is_settled() && self.control.order(header::LAST_LEFT) >= self.launched.load(Ordering::SeqCst)
+    }
+
+    /// Whether a call of the driver's has kept the feeder for longer than such calls take: somebody else's call
+    /// holds the context and waits for the slices.
+    pub(crate) fn is_held_up(&self) -> bool {
+        self.calls.is_held_up()
     }
 
     /// Asks the slices in the stream to end after the shortest time: somebody waits for the device.
@@ -357,8 +386,10 @@ impl ResidentCore {
     }
 
     fn park(&self, deadline: Deadline) -> Result<(), ResidentError> {
-        self.require(ResidentState::Running, "park")?;
-        self.change_order(Order::Run, Order::Park);
+        // A resident that runs is known without asking the driver.
+        if self.failure.get().is_some() || self.is_finished() || !self.change_order(Order::Run, Order::Park) {
+            self.require(ResidentState::Running, "park")?;
+        }
         self.leave();
         self.wait_outside(deadline).inspect_err(|_| {
             self.run_again();
@@ -466,7 +497,7 @@ impl ResidentCore {
     }
 
     fn name(&self) -> String {
-        self.launch.kernel.contract().name.clone()
+        self.launch.kernel().contract().name.clone()
     }
 }
 
@@ -474,11 +505,46 @@ impl fmt::Debug for ResidentCore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Resident")
             .field("device", &self.context.device)
-            .field("kernel", &self.launch.kernel.contract().name)
+            .field("kernel", &self.launch.kernel().contract().name)
             .field("workgroups", &self.workgroups)
             .field("order", &self.order())
             .field("failure", &self.failure.get())
             .finish_non_exhaustive()
+    }
+}
+
+/// Since when a thread is inside the driver.
+#[derive(Debug)]
+struct CallWatch {
+    epoch: Instant,
+    /// Nanoseconds since the epoch, 0 while no call is under way.
+    since: AtomicU64,
+}
+
+impl Default for CallWatch {
+    fn default() -> Self {
+        Self { epoch: Instant::now(), since: AtomicU64::new(0) }
+    }
+}
+
+impl CallWatch {
+    fn now(&self) -> u64 {
+        u64::try_from(self.epoch.elapsed().as_nanos()).unwrap_or(u64::MAX).max(1)
+    }
+
+    fn watched<R>(&self, call: impl FnOnce() -> R) -> R {
+        // Relaxed: a hint for another thread, which is right soon enough.
+        self.since.store(self.now(), Ordering::Relaxed);
+        let result = call();
+        self.since.store(0, Ordering::Relaxed);
+        result
+    }
+
+    fn is_held_up(&self) -> bool {
+        match self.since.load(Ordering::Relaxed) {
+            0 => false,
+            since => self.now().saturating_sub(since) > HELD_UP.as_nanos().try_into().unwrap_or(u64::MAX),
+        }
     }
 }
 
@@ -657,18 +723,18 @@ mod tests {
     }
 
     #[test]
-    fn seats_are_given_back() {
-        let id = DeviceId {
-            backend: "cuda",
-            ordinal: 0,
-            uuid: warpweft_core_types::DeviceUuid::from_bytes([0; 16]),
-        };
-        let budget = Arc::new(Budget::of_device(132));
-        let seats = budget.reserve(id, 100).unwrap();
-        let error = budget.reserve(id, 29).unwrap_err();
-        assert!(matches!(error, ResidentError::OverBudget { wanted: 29, free: 28, .. }));
-        drop(seats);
-        budget.reserve(id, 128).unwrap();
+    fn workgroups_have_an_sm_each_while_there_are_enough() {
+        let budget = Budget::of_device(132);
+        let check =
+            |workgroups, per_sm, sms| assert_eq!(budget.needed(workgroups, per_sm), sms, "{workgroups}");
+        check(1, 16, 1);
+        check(128, 16, 128);
+        check(129, 16, 128);
+        check(2048, 16, 128);
+        check(2049, 16, 129);
+        check(129, 1, 129);
+        check(u64::MAX, 1, u32::MAX);
+        check(3, 0, 3);
     }
 
     #[test]

@@ -1,7 +1,8 @@
 //! Streams and events of one context.
 
 use std::{
-    hint,
+    any::Any,
+    fmt, hint,
     sync::Arc,
     thread,
     time::{Duration, Instant},
@@ -15,11 +16,28 @@ use crate::{
     driver::{Handle, created},
 };
 
-/// A non-blocking stream: it never waits for the legacy default stream.
+/// A stream: one of our own, which is non-blocking and never waits for the legacy default stream, or one that
+/// another library made.
 #[derive(Debug)]
 pub(crate) struct Stream {
     context: Arc<Context>,
     raw: Handle<CUstream_st>,
+    origin: Origin,
+}
+
+/// Who destroys a stream.
+enum Origin {
+    Own,
+    Foreign { _owner: Arc<dyn Any + Send + Sync> },
+}
+
+impl fmt::Debug for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Own => "Own",
+            Self::Foreign { .. } => "Foreign",
+        })
+    }
 }
 
 impl Stream {
@@ -29,7 +47,16 @@ impl Stream {
         let flags = CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
         // SAFETY: the context is current; the result is written to `raw`.
         let raw = created("cuStreamCreate", |raw| unsafe { context.driver.stream_create(raw, flags) })?;
-        Ok(Self { context: Arc::clone(context), raw })
+        Ok(Self { context: Arc::clone(context), raw, origin: Origin::Own })
+    }
+
+    /// A stream of another library, which `owner` keeps alive.
+    pub(crate) fn foreign(
+        context: &Arc<Context>,
+        raw: Handle<CUstream_st>,
+        owner: Arc<dyn Any + Send + Sync>,
+    ) -> Self {
+        Self { context: Arc::clone(context), raw, origin: Origin::Foreign { _owner: owner } }
     }
 
     pub(crate) const fn raw(&self) -> *mut CUstream_st {
@@ -48,6 +75,7 @@ impl Stream {
 impl Drop for Stream {
     #[expect(unsafe_code, reason = "calls the driver")]
     fn drop(&mut self) {
+        let Origin::Own = self.origin else { return };
         // A context that cannot be entered is lost, and its streams with it.
         let Ok(_current) = self.context.enter() else { return };
         // SAFETY: created by `create`, destroyed once. Work that is enqueued still runs; whatever it

@@ -1,23 +1,32 @@
 //! A host device: the seam over an arena, an engine and a row of the link table.
 
+#[cfg(target_os = "linux")]
+use std::any::Any;
 use std::{
     fmt,
     sync::{
         Arc, Mutex, PoisonError, Weak,
         atomic::{AtomicU32, Ordering},
     },
+    time::Instant,
 };
 
 use warpweft_core_types::{
-    AllocError, Buffer, BufferDesc, Device, DeviceId, DeviceInfo, Failure, Features, HostImport, HostMemory,
-    KernelCode, Limits, LinkFact, LinkTraffic, Links, LoadError, MemoryKind, MemoryUsage, Module, OpenError,
-    PeerAccess, Peers, Queue, QueueDesc, QueueId, Resident, ResidentBudget, ResidentDesc, ResidentError,
-    Residents, Semaphore,
+    AllocError, Buffer, BufferDesc, ClockSample, Deadline, Device, DeviceClock, DeviceId, DeviceInfo,
+    Failure, Features, GiveWay, Graph, GraphError, GraphNode, Graphs, HostImport, HostMemory, KernelCode,
+    Limits, LinkFact, LinkTraffic, Links, LoadError, MemoryUsage, Module, OpenError, PeerAccess, Peers,
+    Queue, QueueDesc, QueueId, Resident, ResidentBudget, ResidentDesc, ResidentError, Residents, Semaphore,
 };
+#[cfg(target_os = "linux")]
+use warpweft_core_types::{SharedMemory, Sharing};
 
+#[cfg(target_os = "linux")]
+use crate::memory::HostBuffer;
 use crate::{
+    clock,
     config::{HostDeviceConfig, Place},
     engine::Engine,
+    graph::HostGraph,
     link::LinkTable,
     memory::{ALIGNMENT, Arena, PAGE},
     module::{FORMATS, HostModule},
@@ -30,6 +39,8 @@ const LIMITS: Limits = Limits {
     workgroup_threads: 1024,
     workgroups: [i32::MAX as u32, u16::MAX as u32, u16::MAX as u32],
     scalar_bytes: 4096,
+    // Functions and libraries have memory of their own.
+    shared_bytes: u32::MAX,
     buffer_alignment: ALIGNMENT,
 };
 
@@ -84,7 +95,12 @@ impl HostDevice {
 
 /// What the device's configuration and links let it do.
 pub(crate) fn features(id: DeviceId, config: &HostDeviceConfig, links: &LinkTable) -> Features {
-    let mut features = Features::LINK_FACTS | Features::RESIDENT_KERNELS | Features::PEER_ACCESS;
+    let mut features = Features::LINK_FACTS
+        | Features::RESIDENT_KERNELS
+        | Features::PEER_ACCESS
+        | Features::GRAPHS
+        | Features::TIMESTAMPS;
+    features.set(Features::SHARED_MEMORY, cfg!(target_os = "linux"));
     let own = Place::Device(id.ordinal);
     if links.linked(own, Place::Host) && links.linked(Place::Host, own) {
         features |= Features::HOST_VISIBLE_MEMORY;
@@ -133,7 +149,7 @@ impl Device for HostDevice {
     }
 
     fn allocate(&self, desc: &BufferDesc) -> Result<Arc<dyn Buffer>, AllocError> {
-        if desc.kind == MemoryKind::HostVisible && !self.features.contains(Features::HOST_VISIBLE_MEMORY) {
+        if desc.kind.is_host_visible() && !self.features.contains(Features::HOST_VISIBLE_MEMORY) {
             return Err(AllocError::UnsupportedKind { device: self.id(), kind: desc.kind });
         }
         Ok(Arc::new(self.arena.allocate(desc)?))
@@ -185,6 +201,59 @@ impl Device for HostDevice {
 
     fn residents(&self) -> Option<&dyn Residents> {
         Some(self)
+    }
+
+    fn graphs(&self) -> Option<&dyn Graphs> {
+        Some(self)
+    }
+
+    fn clock(&self) -> Option<&dyn DeviceClock> {
+        Some(self)
+    }
+
+    #[cfg(target_os = "linux")]
+    fn sharing(&self) -> Option<&dyn Sharing> {
+        Some(self)
+    }
+}
+
+impl Graphs for HostDevice {
+    fn prepare(&self, nodes: &[GraphNode]) -> Result<Arc<dyn Graph>, GraphError> {
+        Ok(Arc::new(HostGraph::prepare(self.id(), &self.links, nodes)?))
+    }
+}
+
+impl DeviceClock for HostDevice {
+    fn sample(&self, _deadline: Deadline) -> Result<ClockSample, Arc<Failure>> {
+        let before = Instant::now();
+        let device_ns = clock::now_ns();
+        Ok(ClockSample { before, after: Instant::now(), device_ns })
+    }
+}
+
+#[cfg(target_os = "linux")]
+impl Sharing for HostDevice {
+    fn allocate_shareable(&self, size: u64) -> Result<Arc<dyn Buffer>, AllocError> {
+        Ok(Arc::new(self.arena.allocate_shareable(size)?))
+    }
+
+    fn export(&self, buffer: &dyn Buffer) -> Result<SharedMemory, AllocError> {
+        let refuse = |reason: String| AllocError::CannotExport { device: self.id(), reason };
+        let any: &dyn Any = buffer;
+        let own = any.downcast_ref::<HostBuffer>().filter(|own| own.device() == self.id());
+        let descriptor = own
+            .and_then(HostBuffer::export)
+            .ok_or_else(|| refuse("it was not allocated to be shared".to_owned()))?
+            .map_err(|error| refuse(error.to_string()))?;
+        Ok(SharedMemory { device: self.id().uuid, size: buffer.size(), descriptor })
+    }
+
+    fn import_shared(&self, memory: SharedMemory) -> Result<Arc<dyn Buffer>, AllocError> {
+        if memory.device != self.id().uuid {
+            let reason = format!("it is memory of {}", memory.device);
+            return Err(AllocError::CannotImport { device: self.id(), reason });
+        }
+        Ok(Arc::new(self.arena.import_shared(memory.size, memory.descriptor)?))
     }
 }
 
@@ -240,6 +309,11 @@ impl Residents for HostDevice {
 
     fn budget(&self) -> ResidentBudget {
         self.budget.report()
+    }
+
+    /// Nothing has to be done: no call waits for a resident here.
+    fn give_way(&self) -> GiveWay {
+        GiveWay::new(())
     }
 }
 

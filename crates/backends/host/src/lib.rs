@@ -49,9 +49,11 @@
 //! fills. It does not isolate kernels: a host kernel that breaks memory breaks the process.
 
 mod backend;
+mod clock;
 mod config;
 mod device;
 mod engine;
+mod graph;
 mod idle;
 mod link;
 mod memory;

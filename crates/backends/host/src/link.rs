@@ -189,7 +189,7 @@ impl LinkTable {
 fn place_of(view: &BufferView) -> Place {
     match view.buffer().kind() {
         MemoryKind::Device => Place::Device(view.device().ordinal),
-        MemoryKind::HostVisible => Place::Host,
+        MemoryKind::HostVisible | MemoryKind::Upload => Place::Host,
     }
 }
 

@@ -8,7 +8,14 @@ use std::{
         atomic::{AtomicU64, Ordering},
     },
 };
+#[cfg(target_os = "linux")]
+use std::{io, os::fd::OwnedFd, ptr};
 
+#[cfg(target_os = "linux")]
+use rustix::{
+    fs::{self, MemfdFlags, SealFlags},
+    mm::{self, MapFlags, ProtFlags},
+};
 use warpweft_core_types::{
     AllocError, Buffer, BufferDesc, BufferView, Bytes, DeviceId, HostMapping, HostMemory, MemoryKind,
     MemoryUsage,
@@ -51,7 +58,7 @@ impl Arena {
             base: block.base,
             size: desc.size,
             kind: desc.kind,
-            _owner: Owner::Arena { _block: block, _share: share },
+            owner: Owner::Arena { _block: block, _share: share },
         })
     }
 
@@ -65,8 +72,43 @@ impl Arena {
             base: memory.base(),
             size: memory.len() as u64,
             kind: MemoryKind::HostVisible,
-            _owner: Owner::Foreign(memory),
+            owner: Owner::Foreign(memory),
         })
+    }
+
+    /// Zeroed memory in a file of its own, which other processes can map.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn allocate_shareable(self: &Arc<Self>, size: u64) -> Result<HostBuffer, AllocError> {
+        if size == 0 {
+            return Err(AllocError::ZeroSize { device: self.device });
+        }
+        let share = self.reserve(size)?;
+        let no_file = |_| AllocError::HostOutOfMemory { device: self.device, requested: Bytes(size) };
+        let file = SharedFile::create(size).map_err(no_file)?;
+        Ok(self.shared(file, size, Some(share)))
+    }
+
+    /// Memory of a file that was made by [`Arena::allocate_shareable`], perhaps in another process.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn import_shared(
+        self: &Arc<Self>,
+        size: u64,
+        descriptor: OwnedFd,
+    ) -> Result<HostBuffer, AllocError> {
+        let refuse = |reason: String| AllocError::CannotImport { device: self.device, reason };
+        let file = SharedFile::open(descriptor, size).map_err(refuse)?;
+        Ok(self.shared(file, size, None))
+    }
+
+    #[cfg(target_os = "linux")]
+    fn shared(&self, file: SharedFile, size: u64, share: Option<Share>) -> HostBuffer {
+        HostBuffer {
+            device: self.device,
+            base: file.base,
+            size,
+            kind: MemoryKind::Device,
+            owner: Owner::Shared { file, _share: share },
+        }
     }
 
     fn reserve(self: &Arc<Self>, size: u64) -> Result<Share, AllocError> {
@@ -138,12 +180,88 @@ unsafe impl Send for Block {}
 #[expect(unsafe_code, reason = "the raw pointer stands for device memory, see above")]
 unsafe impl Sync for Block {}
 
-/// What keeps a buffer's memory alive; held for its drop alone.
+/// What keeps a buffer's memory alive.
 #[derive(Debug)]
 enum Owner {
-    Arena { _block: Block, _share: Share },
+    Arena {
+        _block: Block,
+        _share: Share,
+    },
+    #[cfg(target_os = "linux")]
+    Shared {
+        file: SharedFile,
+        _share: Option<Share>,
+    },
     Foreign(#[expect(dead_code, reason = "held for its drop")] HostMemory),
 }
+
+/// A sealed file in memory, mapped.
+#[cfg(target_os = "linux")]
+#[derive(Debug)]
+struct SharedFile {
+    descriptor: OwnedFd,
+    base: NonNull<u8>,
+    len: usize,
+}
+
+/// Nobody can make the file shorter under a mapping, in any process.
+#[cfg(target_os = "linux")]
+const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
+
+#[cfg(target_os = "linux")]
+impl SharedFile {
+    fn create(size: u64) -> io::Result<Self> {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let descriptor = fs::memfd_create("warpweft", flags)?;
+        fs::ftruncate(&descriptor, size)?;
+        fs::fcntl_add_seals(&descriptor, SEALS)?;
+        Self::map(descriptor, size)
+    }
+
+    fn open(descriptor: OwnedFd, size: u64) -> Result<Self, String> {
+        let no_file = |error: rustix::io::Errno| format!("it is no file in memory: {error}");
+        let seals = fs::fcntl_get_seals(&descriptor).map_err(no_file)?;
+        let actual = fs::fstat(&descriptor).map_err(no_file)?.st_size;
+        if !seals.contains(SEALS) {
+            return Err("whoever made it can make it shorter while it is in use".to_owned());
+        }
+        if size == 0 || u64::try_from(actual).ok() != Some(size) {
+            return Err(format!("it holds {actual} bytes and not {size}"));
+        }
+        Self::map(descriptor, size).map_err(|error| error.to_string())
+    }
+
+    #[expect(unsafe_code, reason = "maps a file")]
+    fn map(descriptor: OwnedFd, size: u64) -> io::Result<Self> {
+        let len = usize::try_from(size).map_err(io::Error::other)?;
+        let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
+        // SAFETY: a new mapping at a place of the system's choice; the file holds `len` bytes and is sealed
+        // against becoming shorter.
+        let base = unsafe { mm::mmap(ptr::null_mut(), len, protection, flags, &descriptor, 0) }?;
+        let base = NonNull::new(base.cast()).ok_or_else(|| io::Error::other("mapped at address 0"))?;
+        Ok(Self { descriptor, base, len })
+    }
+}
+
+#[cfg(target_os = "linux")]
+impl Drop for SharedFile {
+    #[expect(unsafe_code, reason = "unmaps a file")]
+    fn drop(&mut self) {
+        // SAFETY: mapped by `map` with this length and unmapped once; the buffer that owns it is dropped, so
+        // no work uses the memory. An error leaves it mapped.
+        let _unmapped = unsafe { mm::munmap(self.base.as_ptr().cast(), self.len) };
+    }
+}
+
+// SAFETY: as for `Block`: the only owner of a mapping, without thread affinity.
+#[cfg(target_os = "linux")]
+#[expect(unsafe_code, reason = "the raw pointer stands for device memory, see above")]
+unsafe impl Send for SharedFile {}
+
+// SAFETY: as for `Send`.
+#[cfg(target_os = "linux")]
+#[expect(unsafe_code, reason = "the raw pointer stands for device memory, see above")]
+unsafe impl Sync for SharedFile {}
 
 /// A buffer of a host device.
 #[derive(Debug)]
@@ -152,16 +270,27 @@ pub(crate) struct HostBuffer {
     base: NonNull<u8>,
     size: u64,
     kind: MemoryKind,
-    _owner: Owner,
+    owner: Owner,
 }
 
-// SAFETY: `base` points into memory that `_owner` keeps alive, and both owners are `Send + Sync`.
+// SAFETY: `base` points into memory that `owner` keeps alive, and every owner is `Send + Sync`.
 #[expect(unsafe_code, reason = "the raw pointer stands for device memory, see above")]
 unsafe impl Send for HostBuffer {}
 
 // SAFETY: as for `Send`; a shared reference gives out the address and nothing else.
 #[expect(unsafe_code, reason = "the raw pointer stands for device memory, see above")]
 unsafe impl Sync for HostBuffer {}
+
+impl HostBuffer {
+    /// A descriptor of its file, if it has one.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn export(&self) -> Option<io::Result<OwnedFd>> {
+        match &self.owner {
+            Owner::Shared { file, .. } => Some(file.descriptor.try_clone()),
+            _ => None,
+        }
+    }
+}
 
 impl Buffer for HostBuffer {
     fn device(&self) -> DeviceId {
@@ -178,7 +307,7 @@ impl Buffer for HostBuffer {
 
     #[expect(unsafe_code, reason = "asserts the mapping's validity")]
     fn mapping(&self) -> Option<HostMapping<'_>> {
-        if self.kind != MemoryKind::HostVisible {
+        if !self.kind.is_host_visible() {
             return None;
         }
         let len = usize::try_from(self.size).ok()?;
@@ -243,6 +372,20 @@ pub(crate) unsafe fn copy(src: Span, dst: Span) {
     // bytes; it does so by raw copies and relaxed atomics alone, and this function is not inlined, so that
     // values may be torn and nothing else.
     unsafe { std::ptr::copy_nonoverlapping(src.as_ptr(), dst.as_ptr(), dst.len) }
+}
+
+/// Writes the first bytes of `dst`.
+///
+/// # Safety
+///
+/// - The span comes from a [`Span::of`] view whose buffer lives until this returns.
+#[expect(unsafe_code, reason = "device memory is only reachable through raw pointers")]
+#[inline(never)]
+pub(crate) unsafe fn write(dst: Span, bytes: &[u8]) {
+    let len = bytes.len().min(dst.len);
+    // SAFETY: the range is valid (the caller's duty) and no Rust memory, so it is not `bytes`; unordered work
+    // as in `copy`.
+    unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), dst.as_ptr(), len) }
 }
 
 /// Fills `dst` with a pattern that starts at its first byte.

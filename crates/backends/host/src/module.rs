@@ -11,8 +11,8 @@ use std::{
 use smallvec::SmallVec;
 use warpweft_core_types::{
     Access, Arg, BufferView, CodeFormat, DeviceId, Failure, ForeignCode, HostFunction, Kernel, KernelCode,
-    KernelContract, Launch, Limits, LoadError, Module, Param, Progress, RawArgument, RawWorkgroup,
-    WORKGROUP_ABI, WorkId, Workgroup,
+    KernelContract, KernelResources, Launch, Limits, LoadError, Module, Param, Progress, RawArgument,
+    RawWorkgroup, WORKGROUP_ABI, WorkId, Workgroup,
 };
 
 use crate::{engine::guard, memory::Span};
@@ -148,6 +148,10 @@ impl Kernel for HostKernel {
 
     fn max_workgroups(&self) -> [u32; 3] {
         self.max_workgroups
+    }
+
+    fn resources(&self) -> KernelResources {
+        KernelResources { registers: None, local_bytes: 0, shared_bytes: 0, workgroups_per_multiprocessor: 1 }
     }
 }
 

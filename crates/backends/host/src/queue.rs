@@ -1,6 +1,7 @@
 //! Queues of host devices: submissions in order, each run by whichever thread gets to it.
 
 use std::{
+    any::Any,
     collections::VecDeque,
     fmt,
     sync::{Arc, Mutex, MutexGuard},
@@ -10,13 +11,15 @@ use std::{
 
 use smallvec::SmallVec;
 use warpweft_core_types::{
-    Access, BufferView, DeviceId, Failure, Launch, Op, Queue, QueueDesc, QueueId, SemaphorePoint, Submission,
-    SubmissionId, SubmitError, WorkId, promise_all,
+    Access, BufferView, DeviceId, Failure, GraphOp, Launch, Op, OwnedOp, PreparedGraph, Queue, QueueDesc,
+    QueueId, SemaphorePoint, Submission, SubmissionId, SubmitError, WorkId, promise_all,
 };
 
 use crate::{
+    clock,
     device::HostDevice,
     engine::{Engine, Task, guard},
+    graph::HostGraph,
     link::LinkTable,
     memory::{self, Span},
     module::{HostLaunch, NeverYield},
@@ -85,6 +88,7 @@ enum HostOp {
     Copy { src: Operand, dst: Operand },
     Fill { dst: Operand, pattern: u32 },
     Launch(Arc<HostLaunch>),
+    Timestamp { dst: Operand },
 }
 
 /// A view, which keeps its memory alive, and where that memory is.
@@ -139,7 +143,10 @@ impl QueueCore {
     }
 
     fn submit(self: &Arc<Self>, submission: &Submission<'_>) -> Result<SubmissionId, SubmitError> {
-        let ops = submission.ops.iter().map(|op| self.find_op(op)).collect::<Result<_, _>>()?;
+        let mut ops = SmallVec::new();
+        for op in submission.ops {
+            find_op(self.id.device, &self.links, op, &mut ops)?;
+        }
         for point in submission.signals {
             let owner = point.semaphore.device();
             if !self.links.knows(owner) {
@@ -162,28 +169,6 @@ impl QueueCore {
             self.schedule(state);
         }
         Ok(id)
-    }
-
-    fn find_op(&self, op: &Op<'_>) -> Result<HostOp, SubmitError> {
-        let device = self.id.device;
-        let operand = |view, access| find_view(device, &self.links, view, access);
-        match op {
-            Op::Copy(copy) => Ok(HostOp::Copy {
-                src: operand(copy.src(), Access::Read)?,
-                dst: operand(copy.dst(), Access::Write)?,
-            }),
-            Op::Fill(fill) => {
-                Ok(HostOp::Fill { dst: operand(fill.dst(), Access::Write)?, pattern: fill.pattern() })
-            }
-            Op::Launch(launch) => {
-                let contract = launch.kernel().contract();
-                if contract.resident {
-                    return Err(SubmitError::Sliced { kernel: contract.name.clone() });
-                }
-                Ok(HostOp::Launch(Arc::new(find_launch(device, &self.links, launch)?)))
-            }
-            _ => Err(SubmitError::Invalid { reason: "host devices do not know this operation".to_owned() }),
-        }
     }
 
     /// Puts the queue in the engine's list if its first job is ready or pointless, else leaves a waker with
@@ -296,6 +281,10 @@ impl QueueCore {
                 Ok(self.links.cross_fill(self.id.device, &dst.view))
             }
             HostOp::Launch(launch) => self.launch(submission, launch).map(|()| None),
+            HostOp::Timestamp { dst } => {
+                stamp(dst);
+                Ok(self.links.cross_fill(self.id.device, &dst.view))
+            }
         }
     }
 
@@ -376,7 +365,7 @@ fn quick_time(op: &HostOp) -> Option<Duration> {
     // A few bytes a nanosecond.
     let copy_time = |operand: &Operand| Some(PER_OP + Duration::from_nanos(operand.view.size() / 4));
     match op {
-        HostOp::Copy { dst, .. } | HostOp::Fill { dst, .. } => copy_time(dst),
+        HostOp::Copy { dst, .. } | HostOp::Fill { dst, .. } | HostOp::Timestamp { dst } => copy_time(dst),
         HostOp::Launch(launch) if launch.contract().brief => {
             let workgroups = u32::try_from(launch.workgroup_count()).ok()?;
             BRIEF.checked_mul(workgroups)
@@ -391,9 +380,69 @@ fn fill(dst: &Operand, pattern: u32) {
     unsafe { memory::fill(dst.span, pattern) };
 }
 
+#[expect(unsafe_code, reason = "device memory is only reachable through raw pointers")]
+fn stamp(dst: &Operand) {
+    let time = clock::now_ns().to_le_bytes();
+    // SAFETY: the span is that of a view that the job keeps alive, of eight bytes (`TimestampRegion`).
+    unsafe { memory::write(dst.span, &time) };
+}
+
 /// Raises a promised point. The host may have gone past it or failed it meanwhile; either way it is settled.
 fn raise(point: &SemaphorePoint) {
     let _settled = point.semaphore.signal(point.value);
+}
+
+/// Finds an operation's operands, checks that the device can carry it out, and adds it to `found`.
+fn find_op(
+    device: DeviceId,
+    links: &LinkTable,
+    op: &Op<'_>,
+    found: &mut SmallVec<[HostOp; 1]>,
+) -> Result<(), SubmitError> {
+    let operand = |view, access| find_view(device, links, view, access);
+    found.push(match op {
+        Op::Copy(copy) => {
+            HostOp::Copy { src: operand(copy.src(), Access::Read)?, dst: operand(copy.dst(), Access::Write)? }
+        }
+        Op::Fill(fill) => HostOp::Fill { dst: operand(fill.dst(), Access::Write)?, pattern: fill.pattern() },
+        Op::Launch(launch) => {
+            let contract = launch.kernel().contract();
+            if contract.resident {
+                return Err(SubmitError::Sliced { kernel: contract.name.clone() });
+            }
+            HostOp::Launch(Arc::new(find_launch(device, links, launch)?))
+        }
+        Op::Timestamp(stamp) => HostOp::Timestamp { dst: operand(stamp.dst(), Access::Write)? },
+        Op::Replay(graph) => return find_nodes(device, links, graph, found),
+        _ => return Err(SubmitError::Invalid { reason: format!("host devices do no {}", op.name()) }),
+    });
+    Ok(())
+}
+
+/// The same for every node of a graph.
+fn find_nodes(
+    device: DeviceId,
+    links: &LinkTable,
+    graph: &PreparedGraph,
+    found: &mut SmallVec<[HostOp; 1]>,
+) -> Result<(), SubmitError> {
+    let owner = graph.graph().device();
+    let prepared: &dyn Any = graph.graph().as_ref();
+    if owner != device || !prepared.is::<HostGraph>() {
+        return Err(SubmitError::Foreign { what: "graph", owner, device });
+    }
+    for node in graph.ops().iter() {
+        // Captured work does not get into graphs of host devices.
+        if let GraphOp::Op(op) = node.as_ref() {
+            op.with(|op| find_op(device, links, op, found))?;
+        }
+    }
+    Ok(())
+}
+
+/// Whether the device can carry out an operation, for graphs.
+pub(crate) fn check_owned(device: DeviceId, links: &LinkTable, op: &OwnedOp) -> Result<(), SubmitError> {
+    op.with(|op| find_op(device, links, op, &mut SmallVec::new()))
 }
 
 /// Finds a launch's operands and checks that the device can carry it out.

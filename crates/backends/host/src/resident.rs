@@ -42,7 +42,8 @@ impl Budget {
         ResidentBudget { total: self.total, used: self.used.load(Ordering::Relaxed) }
     }
 
-    fn reserve(self: &Arc<Self>, device: DeviceId, wanted: u64) -> Result<Seats, ResidentError> {
+    fn reserve(self: &Arc<Self>, device: DeviceId, launch: &HostLaunch) -> Result<Seats, ResidentError> {
+        let wanted = launch.workgroup_count();
         let fits = |used: u32| {
             let total = u64::from(used) + wanted;
             u32::try_from(total).ok().filter(|&total| total <= self.total)
@@ -51,6 +52,8 @@ impl Budget {
             Ok(_) => Ok(Seats { budget: Arc::clone(self), count: u32::try_from(wanted).unwrap_or(u32::MAX) }),
             Err(used) => Err(ResidentError::OverBudget {
                 device,
+                kernel: launch.contract().name.clone(),
+                workgroups: wanted,
                 wanted: u32::try_from(wanted).unwrap_or(u32::MAX),
                 free: self.total - used,
             }),
@@ -124,8 +127,7 @@ impl ResidentCore {
         engine: &Arc<Engine>,
         budget: &Arc<Budget>,
     ) -> Result<Arc<Self>, ResidentError> {
-        let count = launch.workgroup_count();
-        let seats = budget.reserve(device, count)?;
+        let seats = budget.reserve(device, &launch)?;
         let count = seats.count as usize;
         let core = Arc::new(Self {
             device,

@@ -1,12 +1,13 @@
-//! Copies between all pairs of devices.
+//! Copies between all pairs of devices, and between devices and their pinned host memory.
 
-use std::{process::ExitCode, time::Duration};
+use std::{fmt, process::ExitCode, time::Duration};
 
 use serde::Serialize;
-use warpweft::{BufferDesc, BufferView, Bytes, DeviceId, Runtime, transfer::RouteKind};
+use warpweft::{BufferDesc, BufferView, Bytes, DeviceId, DeviceKind, Features, Runtime, transfer::RouteKind};
 
 use crate::{
     args::PerfCopy,
+    floor::FloorCopy,
     measure::{Summary, interleave},
     output::{self, WrongCall},
     select,
@@ -14,10 +15,21 @@ use crate::{
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 
+/// Where bytes come from or go to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum End {
+    Device(DeviceId),
+    /// Host memory that this device reads and writes without help.
+    Pinned(DeviceId),
+}
+
+/// One direction to measure.
+type Lane = (End, End);
+
 #[derive(Debug, Serialize)]
 struct Row {
-    from: DeviceId,
-    to: DeviceId,
+    from: End,
+    to: End,
     route: RouteKind,
     /// Bytes of one copy; both ways at once move twice as many.
     size: u64,
@@ -25,9 +37,11 @@ struct Row {
     copy: Summary,
     /// GB/s of 10^9 bytes: all bytes moved over the median time.
     algbw: f64,
-    /// One thread copying as many bytes, in the same rounds.
-    memcpy: Summary,
-    /// Median of memcpy over the median of the copy: 1 is as fast as the raw call.
+    /// The raw call that moves as many bytes, in the same rounds.
+    raw: Summary,
+    /// Which call that is: the driver's, or `memcpy` by one thread where no driver is involved.
+    raw_call: &'static str,
+    /// Median of the raw call over the median of the copy: 1 is as fast as the raw call.
     ratio: f64,
     /// Bytes that arrived wrong.
     wrong: u64,
@@ -42,18 +56,18 @@ pub(crate) fn run(args: &PerfCopy) -> anyhow::Result<ExitCode> {
         builder = builder.shared_backend(backend);
     }
     let runtime = builder.build()?;
-    let pairs = pairs(&runtime, args.both);
+    let lanes = lanes(&runtime, args.both);
     let sizes: Vec<u64> = std::iter::successors(Some(args.min), |size| size.checked_mul(args.factor))
         .take_while(|&size| size <= args.max)
         .collect();
     if !args.json {
         print_head(args, &runtime);
     }
-    let bar = output::progress((pairs.len() * sizes.len()) as u64, "measuring");
+    let bar = output::progress((lanes.len() * sizes.len()) as u64, "measuring");
     let mut wrong = 0;
-    for (from, to) in pairs {
+    for lane in lanes {
         for &size in &sizes {
-            let row = measure(&runtime, from, to, size, args)?;
+            let row = measure(&runtime, lane, size, args)?;
             wrong += row.wrong;
             bar.suspend(|| print_row(&row, args.json))?;
             bar.inc(1);
@@ -66,11 +80,63 @@ pub(crate) fn run(args: &PerfCopy) -> anyhow::Result<ExitCode> {
     Ok(if wrong == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Every ordered pair, local copies included; unordered ones where both ways are copied at once.
-fn pairs(runtime: &Runtime, both: bool) -> Vec<(DeviceId, DeviceId)> {
+impl End {
+    const fn device(self) -> DeviceId {
+        match self {
+            Self::Device(id) | Self::Pinned(id) => id,
+        }
+    }
+
+    fn memory(self, runtime: &Runtime, size: u64) -> anyhow::Result<BufferView> {
+        let id = self.device();
+        let device = runtime.device(id).ok_or_else(|| anyhow::anyhow!("{id} is not open"))?;
+        let desc = match self {
+            Self::Device(_) => BufferDesc::device(size),
+            Self::Pinned(_) => BufferDesc::host_visible(size),
+        };
+        let buffer = device.allocate(&desc).map_err(|error| {
+            anyhow::anyhow!("{} are too many for the devices; choose a smaller -e: {error}", Bytes(size))
+        })?;
+        Ok(BufferView::whole(buffer))
+    }
+}
+
+impl fmt::Display for End {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Device(id) => id.fmt(f),
+            Self::Pinned(_) => f.write_str("pinned"),
+        }
+    }
+}
+
+/// A device as the library writes it; pinned memory by its name.
+impl Serialize for End {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Device(id) => id.serialize(serializer),
+            Self::Pinned(_) => serializer.serialize_str("pinned"),
+        }
+    }
+}
+
+/// Pinned memory with each device that is not the host itself, then every ordered pair of devices, local copies
+/// included; each pair once where both ways are copied at once.
+fn lanes(runtime: &Runtime, both: bool) -> Vec<Lane> {
+    let mut lanes = Vec::new();
+    for device in runtime.devices() {
+        let info = device.info();
+        if info.kind != DeviceKind::Cpu && device.features().contains(Features::HOST_VISIBLE_MEMORY) {
+            let (host, device) = (End::Pinned(info.id), End::Device(info.id));
+            lanes.push((host, device));
+            lanes.extend((!both).then_some((device, host)));
+        }
+    }
     let ids: Vec<DeviceId> = runtime.devices().iter().map(|device| device.info().id).collect();
-    let all = ids.iter().flat_map(|&from| ids.iter().map(move |&to| (from, to)));
-    all.filter(|(from, to)| !both || from < to).collect()
+    let pairs = ids.iter().flat_map(|&from| ids.iter().map(move |&to| (from, to)));
+    let pairs = pairs.filter(|(from, to)| !both || from < to);
+    lanes.extend(pairs.map(|(from, to)| (End::Device(from), End::Device(to))));
+    lanes
 }
 
 fn print_head(args: &PerfCopy, runtime: &Runtime) {
@@ -82,16 +148,16 @@ fn print_head(args: &PerfCopy, runtime: &Runtime) {
         args.iterations,
         args.warmup
     ));
-    let columns = ["from", "to", "route", "size", "p50", "p99", "algbw", "memcpy", "ratio", "wrong"];
+    let columns = ["from", "to", "route", "size", "p50", "p99", "algbw", "raw", "ratio", "wrong"];
     output::line(aligned('#', columns));
     output::line(aligned('#', ["", "", "", "B", "us", "us", "GB/s", "us", "", "B"]));
 }
 
 /// The columns of the table, heads and rows alike.
 fn aligned<T: std::fmt::Display>(mark: char, cells: [T; 10]) -> String {
-    let [from, to, route, size, p50, p99, algbw, memcpy, ratio, wrong] = cells.map(|cell| cell.to_string());
+    let [from, to, route, size, p50, p99, algbw, raw, ratio, wrong] = cells.map(|cell| cell.to_string());
     format!(
-        "{mark} {from:<8} {to:<8} {route:>9} {size:>11} {p50:>9} {p99:>9} {algbw:>8} {memcpy:>9} {ratio:>6} {wrong:>6}"
+        "{mark} {from:<8} {to:<8} {route:>9} {size:>11} {p50:>9} {p99:>9} {algbw:>8} {raw:>9} {ratio:>6} {wrong:>6}"
     )
 }
 
@@ -110,7 +176,7 @@ fn print_row(row: &Row, json: bool) -> anyhow::Result<()> {
             us(row.copy.p50_ns),
             us(row.copy.p99_ns),
             format!("{:.2}", row.algbw),
-            us(row.memcpy.p50_ns),
+            us(row.raw.p50_ns),
             format!("{:.2}", row.ratio),
             row.wrong.to_string(),
         ],
@@ -118,64 +184,54 @@ fn print_row(row: &Row, json: bool) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn measure(
-    runtime: &Runtime,
-    from: DeviceId,
-    to: DeviceId,
-    size: u64,
-    args: &PerfCopy,
-) -> anyhow::Result<Row> {
+fn measure(runtime: &Runtime, (from, to): Lane, size: u64, args: &PerfCopy) -> anyhow::Result<Row> {
     let transfer = runtime.transfer();
     // Devices first: they say what is too much, where the host would just end.
-    let forth = (memory(runtime, from, size)?, memory(runtime, to, size)?);
+    let mut ways = vec![(from.memory(runtime, size)?, to.memory(runtime, size)?)];
+    if args.both {
+        ways.push((to.memory(runtime, size)?, from.memory(runtime, size)?));
+    }
     let pattern = pattern(usize::try_from(size)?);
-    transfer.write(&pattern, &forth.0, TIMEOUT)?;
-    let back =
-        args.both.then(|| Ok::<_, anyhow::Error>((memory(runtime, to, size)?, memory(runtime, from, size)?)));
-    let back = back.transpose()?;
-    if let Some((source, _)) = &back {
+    for (source, _) in &ways {
         transfer.write(&pattern, source, TIMEOUT)?;
     }
-    let mut target = vec![0; pattern.len()];
     let mut copy = || -> anyhow::Result<()> {
-        let there = transfer.copy(&forth.0, &forth.1)?;
-        let here = back.as_ref().map(|(source, target)| transfer.copy(source, target)).transpose()?;
-        there.wait(TIMEOUT)?;
-        here.map_or(Ok(()), |copy| copy.wait(TIMEOUT))?;
-        Ok(())
+        let started: Vec<_> =
+            ways.iter().map(|(source, target)| transfer.copy(source, target)).collect::<Result<_, _>>()?;
+        Ok(started.iter().try_for_each(|copy| copy.wait(TIMEOUT))?)
     };
-    let mut memcpy = || -> anyhow::Result<()> {
-        std::hint::black_box(&mut target).copy_from_slice(std::hint::black_box(&pattern));
-        Ok(())
+    let floors = ways.iter().map(|(source, target)| FloorCopy::new(runtime, source, target));
+    let floors = floors.collect::<anyhow::Result<Option<Vec<_>>>>()?;
+    let mut target = vec![0; if floors.is_some() { 0 } else { pattern.len() }];
+    let mut raw = || match &floors {
+        Some(floors) => FloorCopy::run_together(floors),
+        None => {
+            std::hint::black_box(&mut target).copy_from_slice(std::hint::black_box(&pattern));
+            Ok(())
+        }
     };
-    let summaries = interleave(args.warmup, args.iterations, &mut [&mut copy, &mut memcpy])?;
-    let [copy, memcpy]: [Summary; 2] =
-        summaries.try_into().map_err(|_| anyhow::anyhow!("two were measured"))?;
-    let mut wrong = count_wrong(runtime, &forth.1, &pattern)?;
-    if let Some((_, target)) = &back {
-        wrong += count_wrong(runtime, target, &pattern)?;
-    }
-    let moved = if args.both { 2 * size } else { size };
+    let summaries = interleave(args.warmup, args.iterations, &mut [&mut copy, &mut raw])?;
+    let [copy, raw]: [Summary; 2] = summaries.try_into().map_err(|_| anyhow::anyhow!("two were measured"))?;
+    // The raw calls moved the same bytes to the same places, so these are cleared and copied to once more.
+    let wrong = ways.iter().try_fold(0, |wrong, (source, target)| {
+        transfer.write(&vec![0; pattern.len()], target, TIMEOUT)?;
+        transfer.copy(source, target)?.wait(TIMEOUT)?;
+        count_wrong(runtime, target, &pattern).map(|more| wrong + more)
+    })?;
+    let moved = size * ways.len() as u64;
     Ok(Row {
         from,
         to,
-        route: transfer.route(from, to)?.kind,
+        route: transfer.route(from.device(), to.device())?.kind,
         size,
         both_ways: args.both,
         algbw: moved as f64 / copy.p50_ns.max(1) as f64,
-        ratio: memcpy.p50_ns as f64 / copy.p50_ns.max(1) as f64,
+        ratio: raw.p50_ns as f64 / copy.p50_ns.max(1) as f64,
         copy,
-        memcpy,
+        raw,
+        raw_call: if floors.is_some() { "driver" } else { "memcpy" },
         wrong,
     })
-}
-
-fn memory(runtime: &Runtime, device: DeviceId, size: u64) -> anyhow::Result<BufferView> {
-    let device = runtime.device(device).ok_or_else(|| anyhow::anyhow!("{device} is not open"))?;
-    let buffer = device.allocate(&BufferDesc::device(size)).map_err(|error| {
-        anyhow::anyhow!("{} are too many for the devices; choose a smaller -e: {error}", Bytes(size))
-    })?;
-    Ok(BufferView::whole(buffer))
 }
 
 fn pattern(len: usize) -> Vec<u8> {

@@ -1,6 +1,6 @@
 //! Calls of every command but `topo`.
 
-use std::process::Output;
+use std::process::{Command, Output};
 
 use serde_json::Value;
 
@@ -88,10 +88,8 @@ fn perf_copy_prints_a_row_for_each_pair_and_size() {
     assert_eq!(rows.len(), 4 * 3);
     for row in &rows {
         assert_eq!((row["wrong"].as_u64(), row["copy"]["rounds"].as_u64()), (Some(0), Some(3)), "{row}");
-        assert!(
-            row["algbw"].as_f64().unwrap() > 0.0 && row["memcpy"]["p50_ns"].as_u64().unwrap() > 0,
-            "{row}"
-        );
+        assert!(row["algbw"].as_f64().unwrap() > 0.0 && row["raw"]["p50_ns"].as_u64().unwrap() > 0, "{row}");
+        assert_eq!(row["raw_call"], "memcpy", "{row}");
     }
     let both = lines(&warpweft(&[&args[..], &["--both", "--json"]].concat()));
     assert_eq!(both.len(), 3, "one pair of two devices");
@@ -104,6 +102,7 @@ fn perf_launch_prints_a_row_for_each_device() {
     let rows = lines(&warpweft(&["perf", "launch", "-n", "50", "-w", "5", "--devices", "3", "--json"]));
     assert_eq!(rows.len(), 3);
     assert!(rows.iter().all(|row| row["launch_and_wait"]["p50_ns"].as_u64().unwrap() > 0));
+    assert!(rows.iter().all(|row| row["ratio"].is_null()), "host devices have no driver to compare with");
 }
 
 #[test]
@@ -114,6 +113,43 @@ fn the_doctor_finds_what_is_there_and_says_what_is_not() {
     let lacking = warpweft(&["doctor", "--backend", "abacus"]);
     assert_eq!(lacking.status.code(), Some(1));
     assert!(text(&lacking.stdout).contains("abacus"));
+}
+
+/// Without a driver, or with one that is told to show no device: the same on every machine.
+fn without_gpus(args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_warpweft"))
+        .args(args)
+        .env("CUDA_VISIBLE_DEVICES", "-1")
+        .output()
+        .unwrap()
+}
+
+#[test]
+fn a_machine_without_gpus_is_told_what_is_missing() {
+    let doctor = without_gpus(&["doctor", "--backend", "cuda", "--json"]);
+    let report = &lines(&doctor)[0];
+    assert!(report["backends"].as_array().unwrap().contains(&"cuda".into()), "{report}");
+    assert_eq!((doctor.status.code(), &report["healthy"]), (Some(1), &Value::Bool(false)), "{report}");
+    let checks = report["checks"].as_array().unwrap();
+    let missing: Vec<_> = checks.iter().filter(|check| check["found"] == false).collect();
+    assert_eq!(missing.len(), 1, "one message: {report}");
+    assert!(missing[0]["detail"].as_str().unwrap().contains("NVIDIA"), "{report}");
+    let shown = text(&without_gpus(&["doctor", "--backend", "cuda"]).stdout);
+    assert_eq!(shown.lines().filter(|line| line.starts_with("missing")).count(), 1, "{shown}");
+}
+
+#[test]
+fn commands_on_gpus_that_are_not_there_end_with_code_1_and_one_message() {
+    for command in ["demo", "topo", "perf copy", "perf launch"] {
+        for backends in ["cuda", "host,cuda"] {
+            let words: Vec<&str> = command.split(' ').chain(["--backend", backends]).collect();
+            let output = without_gpus(&words);
+            let said = text(&output.stderr);
+            assert_eq!(output.status.code(), Some(1), "{command}: {said}");
+            assert!(said.contains("cuda") && said.contains("NVIDIA"), "{command}: {said}");
+            assert_eq!(said.trim().lines().count(), 1, "{command}: {said}");
+        }
+    }
 }
 
 #[test]
@@ -140,6 +176,7 @@ fn help_has_examples_and_no_colour_when_it_is_not_a_terminal() {
         &["--help"][..],
         &["demo", "--help"],
         &["perf", "copy", "--help"],
+        &["perf", "launch", "--help"],
         &["topo", "--help"],
         &["doctor", "--help"],
     ] {

@@ -57,6 +57,9 @@ pub(super) const CASES: &[Case] = &[
     Case::new("kernel::a_library_that_is_not_right_is_named", a_library_that_is_not_right_is_named)
         .when(runs_libraries),
     Case::new("kernel::outlives_its_module", outlives_its_module),
+    Case::new("kernel::says_what_it_takes", says_what_it_takes).covers(&["Kernel::resources"]),
+    Case::new("kernel::workgroup_memory_has_a_limit", workgroup_memory_has_a_limit)
+        .when(limits_workgroup_memory),
 ];
 
 fn runs_libraries(cx: &Context) -> Result<(), &'static str> {
@@ -68,6 +71,37 @@ fn reads_and_writes_its_peer(cx: &Context) -> Result<(), &'static str> {
     let access = cx.device(0).peers().map(|family| family.access(cx.infos[1].id));
     let both = access.is_some_and(|access| access.read && access.write);
     both.then_some(()).ok_or("device 0 does not read and write memory of device 1")
+}
+
+fn limits_workgroup_memory(cx: &Context) -> Result<(), &'static str> {
+    let limits = cx.device(0).limits().shared_bytes < u32::MAX;
+    limits.then_some(()).ok_or("workgroups have all memory there is")
+}
+
+fn says_what_it_takes(cx: &Context) -> Verdict {
+    let resources = cx.kernel(0, &kernels::number())?.resources();
+    assert!(resources.workgroups_per_multiprocessor >= 1, "{resources:?}");
+    assert!(resources.registers.is_none_or(|registers| (1..=255).contains(&registers)), "{resources:?}");
+    assert_eq!((resources.local_bytes, resources.shared_bytes), (0, 0), "it is a simple kernel");
+    Ok(())
+}
+
+/// The empty kernel with as much workgroup memory.
+#[expect(unsafe_code, reason = "changes what the kernel is given")]
+fn empty_with(shared_bytes: u32) -> KernelCode {
+    // SAFETY: the kernel touches no memory, whatever it is given.
+    unsafe { kernels::empty().with_contracts(|contract| contract.with_shared_bytes(shared_bytes)) }
+}
+
+/// As much as the limit says is given, a byte more is refused with the figure.
+fn workgroup_memory_has_a_limit(cx: &Context) -> Verdict {
+    let most = cx.device(0).limits().shared_bytes;
+    let kernel = cx.kernel(0, &empty_with(most))?;
+    assert_eq!(kernel.resources().shared_bytes, u64::from(most));
+    cx.lane(0)?.run(&[Op::Launch(Launch::new(&kernel, [4, 1, 1], &[])?)])?;
+    let error = cx.device(0).load(&empty_with(most + 1)).err().ok_or("it was loaded")?;
+    assert!(matches!(&error, LoadError::Rejected { log } if log.contains(&most.to_string())), "{error}");
+    Ok(())
 }
 
 fn every_workgroup_runs_once(cx: &Context) -> Verdict {

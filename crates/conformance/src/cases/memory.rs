@@ -32,6 +32,7 @@ pub(super) const CASES: &[Case] = &[
     ),
     Case::new("memory::the_host_reads_what_it_wrote", the_host_reads_what_it_wrote)
         .needs(Features::HOST_VISIBLE_MEMORY),
+    Case::new("memory::uploads_arrive", uploads_arrive).needs(Features::HOST_VISIBLE_MEMORY),
     Case::new("memory::lives_while_work_uses_it", lives_while_work_uses_it),
     Case::new("memory::import_shares_bytes", import_shares_bytes)
         .needs(Features::HOST_IMPORT)
@@ -177,5 +178,20 @@ fn import_refuses_what_does_not_fit(cx: &Context) -> Verdict {
     let memory = HostMemory::of_buffer(odd).ok_or("it has no mapping")?;
     let error = family.import(memory).err().ok_or("it was imported")?;
     assert!(matches!(error, AllocError::CannotImport { device, .. } if device == cx.infos[0].id), "{error}");
+    Ok(())
+}
+
+/// Memory for the host to write and the device to read, written again and again.
+fn uploads_arrive(cx: &Context) -> Verdict {
+    let upload = BufferView::whole(allocate(cx.device(0), BufferDesc::upload(10_000))?);
+    assert_eq!((upload.buffer().kind(), upload.size()), (MemoryKind::Upload, 10_000));
+    assert!(upload.buffer().kind().is_host_visible());
+    let target = cx.memory(0, 10_000)?;
+    for seed in 0..20 {
+        let bytes = pattern(10_000, seed);
+        upload.write(&bytes)?;
+        cx.lane(0)?.run(&[Op::Copy(CopyRegion::new(&upload, &target)?)])?;
+        assert!(cx.download(0, &target)? == bytes, "round {seed}");
+    }
     Ok(())
 }

@@ -1,13 +1,18 @@
 //! The cases, by what they are about.
 
+mod clock;
 mod copy;
 mod device;
+mod graph;
+mod interop;
 mod kernel;
 mod link;
 mod memory;
 mod queue;
 mod resident;
 mod semaphore;
+#[cfg(unix)]
+mod sharing;
 mod transfer;
 
 use crate::harness::Case;
@@ -24,6 +29,11 @@ pub(crate) fn all() -> Vec<Case> {
         link::CASES,
         resident::CASES,
         transfer::CASES,
+        graph::CASES,
+        clock::CASES,
+        interop::CASES,
+        #[cfg(unix)]
+        sharing::CASES,
     ]
     .concat()
 }

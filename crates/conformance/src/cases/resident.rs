@@ -46,6 +46,10 @@ pub(super) const CASES: &[Case] = &[
     Case::new("resident::wrong_calls_are_refused", wrong_calls_are_refused).needs(NEEDS),
     Case::new("resident::dropping_it_stops_it", dropping_it_stops_it).needs(NEEDS),
     Case::new("resident::slices_are_as_long_as_asked", slices_are_as_long_as_asked).needs(NEEDS),
+    Case::new("resident::gives_way_while_asked_to", gives_way_while_asked_to)
+        .needs(NEEDS)
+        .covers(&["Residents::give_way"]),
+    Case::new("resident::unbounded_slices_end_for_others", unbounded_slices_end_for_others).needs(NEEDS),
 ];
 
 fn start(
@@ -163,13 +167,17 @@ fn too_many_are_refused_before_they_start(cx: &Context) -> Verdict {
     let family = cx.device(0).residents().ok_or("the family is absent")?;
     let total = family.budget().total;
     let kernel = cx.kernel(0, &kernels::counter())?;
-    let counts = cx.window(0, 4 * (u64::from(total) + 1))?;
+    let most = total * kernel.resources().workgroups_per_multiprocessor;
+    let counts = cx.window(0, 4 * (u64::from(most) + 1))?;
     let args = [Arg::Buffer(&counts)];
     let launch = |workgroups| Launch::new(&kernel, [workgroups, 1, 1], &args);
-    let error = family.launch(&ResidentDesc::new(launch(total + 1)?)).err().ok_or("it was started")?;
-    let named = matches!(error, ResidentError::OverBudget { device, wanted, free }
-        if device == cx.infos[0].id && wanted == total + 1 && free == total);
+    let error = family.launch(&ResidentDesc::new(launch(most + 1)?)).err().ok_or("it was started")?;
+    let named = matches!(error, ResidentError::OverBudget { device, workgroups, wanted, free, .. }
+        if device == cx.infos[0].id && workgroups == u64::from(most) + 1 && wanted == total + 1 && free == total);
     assert!(named, "{error}");
+    let all = family.launch(&ResidentDesc::new(launch(most)?))?;
+    assert_eq!(used(cx)?, total);
+    all.stop(within())?;
     let first = family.launch(&ResidentDesc::new(launch(1)?))?;
     let error = family.launch(&ResidentDesc::new(launch(total)?)).err().ok_or("it was started")?;
     assert!(matches!(error, ResidentError::OverBudget { free, .. } if free == total - 1), "{error}");
@@ -283,5 +291,43 @@ fn slices_are_as_long_as_asked(cx: &Context) -> Verdict {
     let resident = cx.device(0).residents().ok_or("the family is absent")?.launch(&desc)?;
     until(|| Ok(resident.slices() >= 3))?;
     assert!(started.elapsed() >= 3 * MOMENT, "three slices took {:?}", started.elapsed());
+    Ok(resident.stop(within())?)
+}
+
+/// It goes on serving while it gives way, and afterwards.
+fn gives_way_while_asked_to(cx: &Context) -> Verdict {
+    let counts = cx.window(0, 4)?;
+    let resident = start(cx, &kernels::counter(), 1, &[Arg::Buffer(&counts)])?;
+    for _ in 0..5 {
+        let answer = cx.device(0).foreign(|| {
+            let (slices, count) = (resident.slices(), words(&counts)?[0]);
+            until(|| Ok(resident.slices() > slices + 4 && words(&counts)?[0] != count))?;
+            Ok::<_, Failed>(42)
+        })?;
+        assert_eq!(answer, 42);
+        let before = words(&counts)?[0];
+        until(|| Ok(words(&counts)?[0] != before))?;
+    }
+    Ok(resident.stop(within())?)
+}
+
+/// Without a longest slice it still lets a load through, and can be parked and stopped.
+fn unbounded_slices_end_for_others(cx: &Context) -> Verdict {
+    let counts = cx.window(0, 8)?;
+    let kernel = cx.kernel(0, &kernels::counter())?;
+    let args = [Arg::Buffer(&counts)];
+    let launch = Launch::new(&kernel, [2, 1, 1], &args)?;
+    let desc = ResidentDesc { slice: SliceConfig::default().unbounded(), ..ResidentDesc::new(launch) };
+    let resident = cx.device(0).residents().ok_or("the family is absent")?.launch(&desc)?;
+    for value in 0..3_u32 {
+        let kernel = cx.kernel(0, &kernels::number())?;
+        let out = cx.memory(0, 4)?;
+        let base = value.to_le_bytes();
+        let args = [Arg::Buffer(&out), Arg::Scalar(&base)];
+        cx.lane(0)?.run(&[Op::Launch(Launch::new(&kernel, [1, 1, 1], &args)?)])?;
+        assert_eq!(cx.download_words(0, &out)?, [value]);
+        resident.park(within())?;
+        resident.resume()?;
+    }
     Ok(resident.stop(within())?)
 }

@@ -13,7 +13,7 @@ use anyhow::{Context as _, Result};
 use serde_json::{Value, json};
 use warpweft_core_types::{Arg, BufferDesc, CopyRegion, Deadline, Launch, Op, SemaphorePoint, Submission};
 
-use crate::{
+use super::{
     alloc,
     raw::Raw,
     rig::{Bench, LIMIT, Rig, report, say},

@@ -14,7 +14,7 @@ use anyhow::{Result, bail, ensure};
 use cudarc::driver::sys::{self, CUresult};
 use warpweft_cuda::Compiler;
 
-use crate::kernels;
+use super::kernels;
 
 fn check(code: CUresult) -> Result<()> {
     ensure!(code == CUresult::CUDA_SUCCESS, "the raw driver answered {code:?}");

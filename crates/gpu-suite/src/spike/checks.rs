@@ -15,7 +15,7 @@ use warpweft_core_types::{
 use warpweft_cuda::{Compiler, CudaBackend};
 use warpweft_host::HostBackend;
 
-use crate::{
+use super::{
     kernels::{self, ADD_WORDS},
     raw,
     rig::{Bench, LIMIT, Rig, pattern, report, same, say, submit_word},

@@ -14,7 +14,7 @@ use warpweft_core_types::{
 };
 use warpweft_cuda::Compiler;
 
-use crate::{
+use super::{
     kernels::{self, BEAT_WORKGROUPS, GAPS_BYTES},
     raw::{Raw, RawResident},
     rig::{Bench, LIMIT, Rig, report, say},

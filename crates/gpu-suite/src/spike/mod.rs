@@ -1,9 +1,9 @@
 //! Proves the seam on real NVIDIA GPUs: checks bytes, then times it beside raw calls of the driver.
 //!
-//! `spike compile` needs no GPU; `spike checks`, `timings`, `resident`, `fault` and `fault-apart` do. Results are lines of
-//! JSON on the standard output.
+//! The part `compile` needs no GPU; `checks`, `timings`, `resident`, `fault` and `fault-apart` do. Results are
+//! lines of JSON on the standard output.
 
-mod alloc;
+pub(crate) mod alloc;
 mod checks;
 mod kernels;
 mod raw;
@@ -18,22 +18,19 @@ use serde_json::json;
 use warpweft_core_types::Backend;
 use warpweft_cuda::Compiler;
 
-use crate::rig::{Rig, report, say};
-
-#[global_allocator]
-static ALLOCATOR: alloc::Counting = alloc::Counting;
+use self::rig::{Rig, report, say};
 
 /// A part that hangs must not hold a machine.
 const LONGEST: Duration = Duration::from_secs(150);
 
-fn main() -> ExitCode {
+/// Runs one part.
+pub(crate) fn main(part: &str) -> ExitCode {
     thread::spawn(|| {
         thread::sleep(LONGEST);
         say("the spike hangs");
         std::process::exit(3);
     });
-    let part = std::env::args().nth(1).unwrap_or_default();
-    match run(&part) {
+    match run(part) {
         Ok(0) => ExitCode::SUCCESS,
         Ok(failed) => {
             say(&format!("{failed} checks failed"));

@@ -10,7 +10,7 @@ use warpweft_core_types::{
 };
 use warpweft_cuda::CudaBackend;
 
-use crate::kernels::Kernels;
+use super::kernels::Kernels;
 
 /// Nothing here takes longer.
 pub(crate) const LIMIT: Duration = Duration::from_secs(10);

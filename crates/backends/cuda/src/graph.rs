@@ -1,0 +1,422 @@
+//! CUDA graphs of explicit nodes: operations of the seam, and work of other libraries as child graphs.
+//!
+//! An executable graph of the driver has one set of operands, and a [`PreparedGraph`] is a value with operands
+//! of its own. So the operands that the driver has are remembered, and before a launch those that differ are
+//! changed. The driver keeps launches that are under way as they were.
+
+use std::{
+    any::Any,
+    fmt, ptr,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use cudarc::driver::sys::{
+    CUDA_MEMCPY3D, CUDA_MEMSET_NODE_PARAMS, CUgraph_st, CUgraphExec_st, CUgraphNode, CUgraphNode_st,
+    CUmemorytype,
+};
+use smallvec::SmallVec;
+use warpweft_core_types::{
+    Access, BufferView, CapturedWork, CopyRegion, DeviceId, DriverError, FillRegion, Graph, GraphError,
+    GraphNode, GraphOp, Launch, Op, OwnedOp, PreparedGraph, SubmitError, TimestampRegion,
+};
+
+use crate::{
+    clock::Clock,
+    context::Context,
+    driver::{Handle, created},
+    memory::address_of,
+    module::CudaKernel,
+    peer::PeerTable,
+    queue::check_op,
+    stream::Stream,
+    work::{self, Parameters, Pattern},
+};
+
+/// What a device prepared: the driver's graph, ready to launch.
+pub(crate) struct CudaGraph {
+    context: Arc<Context>,
+    peers: Arc<PeerTable>,
+    clock: Arc<Clock>,
+    executable: Handle<CUgraphExec_st>,
+    /// The graph that it was made of: its nodes are named by this graph's handles.
+    _template: Template,
+    nodes: Vec<Handle<CUgraphNode_st>>,
+    /// The operations that the executable graph has now.
+    applied: Mutex<Vec<Arc<GraphOp>>>,
+}
+
+/// A graph of the driver that is not executable.
+pub(crate) struct Template {
+    context: Arc<Context>,
+    raw: Handle<CUgraph_st>,
+}
+
+/// Why a node was not added or changed.
+enum Refusal {
+    /// An operand is not ours, or the driver has no such node.
+    Cannot(String),
+    Driver(DriverError),
+}
+
+impl From<DriverError> for Refusal {
+    fn from(error: DriverError) -> Self {
+        Self::Driver(error)
+    }
+}
+
+fn not_ours() -> Refusal {
+    Refusal::Cannot("an operand does not belong to a CUDA device".to_owned())
+}
+
+impl CudaGraph {
+    pub(crate) fn prepare(
+        context: &Arc<Context>,
+        peers: &Arc<PeerTable>,
+        clock: &Arc<Clock>,
+        nodes: &[GraphNode],
+    ) -> Result<Self, GraphError> {
+        if let Some(failure) = context.failure() {
+            return Err(GraphError::Failed(failure));
+        }
+        for (node, entry) in nodes.iter().enumerate() {
+            check(context, peers, node, &entry.op)?;
+        }
+        let template = Template::create(context).map_err(GraphError::Driver)?;
+        let _current = context.enter().map_err(GraphError::Driver)?;
+        let mut handles: Vec<Handle<CUgraphNode_st>> = Vec::with_capacity(nodes.len());
+        for (node, entry) in nodes.iter().enumerate() {
+            // `PreparedGraph::new` checked that edges come from earlier nodes.
+            let after: SmallVec<[CUgraphNode; 4]> =
+                entry.after.iter().filter_map(|&before| handles.get(before)).map(|node| node.raw()).collect();
+            let added = template.add(&entry.op, &after, clock);
+            handles.push(added.map_err(|refusal| refused(context, node, refusal))?);
+        }
+        let executable = template.instantiate().map_err(GraphError::Driver)?;
+        let applied = nodes.iter().map(|node| Arc::new(node.op.clone())).collect();
+        Ok(Self {
+            context: Arc::clone(context),
+            peers: Arc::clone(peers),
+            clock: Arc::clone(clock),
+            executable,
+            _template: template,
+            nodes: handles,
+            applied: Mutex::new(applied),
+        })
+    }
+
+    /// The CUDA graph behind a value, if it is one.
+    pub(crate) fn of(graph: &PreparedGraph) -> Option<&Self> {
+        let graph: &dyn Any = graph.graph().as_ref();
+        graph.downcast_ref()
+    }
+
+    pub(crate) fn belongs_to(&self, context: &Context) -> bool {
+        ptr::eq(Arc::as_ptr(&self.context), context)
+    }
+
+    /// Launches it with these operations. Its context is current.
+    ///
+    /// Whatever they name, and the graph, must live until the stream is past it.
+    #[expect(unsafe_code, reason = "calls the driver")]
+    pub(crate) fn launch(&self, ops: &[Arc<GraphOp>], stream: &Stream) -> Result<(), Option<DriverError>> {
+        let mut applied = self.applied();
+        for ((present, wanted), node) in applied.iter_mut().zip(ops).zip(&self.nodes) {
+            if !Arc::ptr_eq(present, wanted) {
+                self.apply(*node, wanted).map_err(|refusal| match refusal {
+                    Refusal::Cannot(_) => None,
+                    Refusal::Driver(error) => Some(error),
+                })?;
+                *present = Arc::clone(wanted);
+            }
+        }
+        // SAFETY: graph and stream are live and of one context. What its nodes touch lives until the stream
+        // is past it (the caller's duty) and was found within this device's reach when it was set. The lock
+        // is held, so that nobody changes the operands in between.
+        unsafe { self.context.driver.graph_launch(self.executable.raw(), stream.raw()) }.map_err(Some)
+    }
+
+    #[expect(unsafe_code, reason = "calls the driver")]
+    fn apply(&self, node: Handle<CUgraphNode_st>, op: &GraphOp) -> Result<(), Refusal> {
+        let GraphOp::Op(op) = op else {
+            // `PreparedGraph::set` takes operations of the seam for such, so captured work stays what it was.
+            return Ok(());
+        };
+        let (driver, executable) = (&self.context.driver, self.executable.raw());
+        op.with(|op| match op {
+            Op::Copy(region) => {
+                let parameters = copy_node(region)?;
+                let context = self.context.raw.raw();
+                // SAFETY: the node is of the graph that this one was made of; the parameters are read from
+                // this stack frame, and the addresses are those of live buffers.
+                unsafe { driver.graph_set_copy(executable, node.raw(), &parameters, context) }?;
+                Ok(())
+            }
+            Op::Fill(region) => {
+                let parameters = fill_node(region)?;
+                let context = self.context.raw.raw();
+                // SAFETY: as above.
+                unsafe { driver.graph_set_fill(executable, node.raw(), &parameters, context) }?;
+                Ok(())
+            }
+            Op::Launch(launch) => with_kernel(launch, |parameters| {
+                // SAFETY: as above; the driver copies the arguments, which live until the call returns.
+                unsafe { driver.graph_set_kernel(executable, node.raw(), parameters) }
+            }),
+            Op::Timestamp(region) => with_stamp(&self.clock, region, |parameters| {
+                // SAFETY: as above.
+                unsafe { driver.graph_set_kernel(executable, node.raw(), parameters) }
+            }),
+            other => Err(Refusal::Cannot(format!("CUDA graphs have no {}", other.name()))),
+        })
+    }
+
+    fn applied(&self) -> MutexGuard<'_, Vec<Arc<GraphOp>>> {
+        // Nothing but the driver runs under the lock.
+        self.applied.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Graph for CudaGraph {
+    fn device(&self) -> DeviceId {
+        self.context.device
+    }
+
+    fn check(&self, node: usize, op: &OwnedOp) -> Result<(), GraphError> {
+        check(&self.context, &self.peers, node, &GraphOp::Op(op.clone()))
+    }
+}
+
+impl fmt::Debug for CudaGraph {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "CudaGraph({} nodes on {})", self.nodes.len(), self.context.device)
+    }
+}
+
+impl Drop for CudaGraph {
+    #[expect(unsafe_code, reason = "calls the driver")]
+    fn drop(&mut self) {
+        let Ok(_current) = self.context.enter() else { return };
+        // SAFETY: instantiated by `prepare`, destroyed once; submissions under way hold the graph.
+        let _destroyed = unsafe { self.context.driver.graph_exec_destroy(self.executable.raw()) };
+    }
+}
+
+/// Whether a node's operation can be carried out by this device, in a graph.
+fn check(context: &Context, peers: &PeerTable, node: usize, op: &GraphOp) -> Result<(), GraphError> {
+    let submit = |source| GraphError::Submit { node, source };
+    match op {
+        GraphOp::Captured(work) => {
+            let work: &dyn Any = work.as_ref();
+            let own = work.downcast_ref::<Captured>();
+            let ours = own.is_some_and(|own| ptr::eq(Arc::as_ptr(&own.template.context), context));
+            if ours {
+                return Ok(());
+            }
+            Err(GraphError::Node { node, reason: "its work was captured for another device".to_owned() })
+        }
+        GraphOp::Op(op) => op.with(|op| {
+            check_op(context, peers, op).map_err(submit)?;
+            match op {
+                Op::Fill(region) => {
+                    let address = address_of(region.dst()).unwrap_or(0);
+                    if let Pattern::Bytes(_) = Pattern::of(region, address) {
+                        let reason = "words are filled at multiples of 4 bytes in a graph".to_owned();
+                        return Err(GraphError::Node { node, reason });
+                    }
+                    Ok(())
+                }
+                Op::Replay(_) => {
+                    Err(GraphError::Node { node, reason: "a replay cannot be a node".to_owned() })
+                }
+                _ => Ok(()),
+            }
+        }),
+    }
+}
+
+fn refused(context: &Context, node: usize, refusal: Refusal) -> GraphError {
+    match refusal {
+        Refusal::Cannot(reason) => GraphError::Node { node, reason },
+        Refusal::Driver(error) => match context.judge(error.clone()) {
+            failure if context.failure().is_some() => GraphError::Failed(failure),
+            _ => GraphError::Submit { node, source: SubmitError::Driver(error) },
+        },
+    }
+}
+
+impl Template {
+    #[expect(unsafe_code, reason = "calls the driver")]
+    fn create(context: &Arc<Context>) -> Result<Self, DriverError> {
+        // SAFETY: needs nothing; the result is written to `raw`.
+        let raw = created("cuGraphCreate", |raw| unsafe { context.driver.graph_create(raw, 0) })?;
+        Ok(Self { context: Arc::clone(context), raw })
+    }
+
+    /// Wraps what a capture made.
+    pub(crate) fn captured(context: &Arc<Context>, raw: Handle<CUgraph_st>) -> Self {
+        Self { context: Arc::clone(context), raw }
+    }
+
+    /// Adds a node. The context is current.
+    #[expect(unsafe_code, reason = "calls the driver")]
+    fn add(
+        &self,
+        op: &GraphOp,
+        after: &[CUgraphNode],
+        clock: &Clock,
+    ) -> Result<Handle<CUgraphNode_st>, Refusal> {
+        let (driver, graph) = (&self.context.driver, self.raw.raw());
+        let context = self.context.raw.raw();
+        let (edges, count) = (after.as_ptr(), after.len());
+        let mut raw: CUgraphNode = ptr::null_mut();
+        match op {
+            GraphOp::Captured(work) => {
+                let work: &dyn Any = work.as_ref();
+                let child = work.downcast_ref::<Captured>().ok_or_else(not_ours)?.template.raw.raw();
+                // SAFETY: graph, child and the `count` nodes before are live; the driver copies the child;
+                // the result is written to this stack frame.
+                unsafe { driver.graph_add_child(&mut raw, graph, edges, count, child) }?;
+            }
+            GraphOp::Op(op) => op.with(|op| match op {
+                Op::Copy(region) => {
+                    let parameters = copy_node(region)?;
+                    // SAFETY: as above; the parameters are read from this stack frame, their addresses are
+                    // those of live buffers, which the prepared graph keeps.
+                    unsafe { driver.graph_add_copy(&mut raw, graph, edges, count, &parameters, context) }?;
+                    Ok(())
+                }
+                Op::Fill(region) => {
+                    let parameters = fill_node(region)?;
+                    // SAFETY: as above.
+                    unsafe { driver.graph_add_fill(&mut raw, graph, edges, count, &parameters, context) }?;
+                    Ok(())
+                }
+                Op::Launch(launch) => with_kernel(launch, |parameters| {
+                    // SAFETY: as above; the driver copies the arguments.
+                    unsafe { driver.graph_add_kernel(&mut raw, graph, edges, count, parameters) }
+                }),
+                Op::Timestamp(region) => with_stamp(clock, region, |parameters| {
+                    // SAFETY: as above.
+                    unsafe { driver.graph_add_kernel(&mut raw, graph, edges, count, parameters) }
+                }),
+                other => Err(Refusal::Cannot(format!("CUDA graphs have no {}", other.name()))),
+            })?,
+        }
+        Handle::written(raw).ok_or_else(|| Refusal::Cannot("the driver made no node".to_owned()))
+    }
+
+    #[expect(unsafe_code, reason = "calls the driver")]
+    fn instantiate(&self) -> Result<Handle<CUgraphExec_st>, DriverError> {
+        let driver = &self.context.driver;
+        created("cuGraphInstantiate", |raw| {
+            // SAFETY: the graph is live; the result is written to `created`'s stack frame.
+            unsafe { driver.graph_instantiate(raw, self.raw.raw(), 0) }
+        })
+    }
+}
+
+impl Drop for Template {
+    #[expect(unsafe_code, reason = "calls the driver")]
+    fn drop(&mut self) {
+        let Ok(_current) = self.context.enter() else { return };
+        // SAFETY: owned by this value alone and destroyed once; executable graphs and parents have copies.
+        let _destroyed = unsafe { self.context.driver.graph_destroy(self.raw.raw()) };
+    }
+}
+
+impl fmt::Debug for Template {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Template({})", self.context.device)
+    }
+}
+
+/// A copy of one row, with unified addresses.
+fn copy_node(region: &CopyRegion<'_>) -> Result<CUDA_MEMCPY3D, Refusal> {
+    let (from, to) = address_of(region.src()).zip(address_of(region.dst())).ok_or_else(not_ours)?;
+    let width = usize::try_from(region.src().size()).map_err(|_| not_ours())?;
+    Ok(CUDA_MEMCPY3D {
+        srcXInBytes: 0,
+        srcY: 0,
+        srcZ: 0,
+        srcLOD: 0,
+        srcMemoryType: CUmemorytype::CU_MEMORYTYPE_UNIFIED,
+        srcHost: ptr::null(),
+        srcDevice: from,
+        srcArray: ptr::null_mut(),
+        reserved0: ptr::null_mut(),
+        srcPitch: width,
+        srcHeight: 1,
+        dstXInBytes: 0,
+        dstY: 0,
+        dstZ: 0,
+        dstLOD: 0,
+        dstMemoryType: CUmemorytype::CU_MEMORYTYPE_UNIFIED,
+        dstHost: ptr::null_mut(),
+        dstDevice: to,
+        dstArray: ptr::null_mut(),
+        reserved1: ptr::null_mut(),
+        dstPitch: width,
+        dstHeight: 1,
+        WidthInBytes: width,
+        Height: 1,
+        Depth: 1,
+    })
+}
+
+/// A fill of one row.
+fn fill_node(region: &FillRegion<'_>) -> Result<CUDA_MEMSET_NODE_PARAMS, Refusal> {
+    let address = address_of(region.dst()).ok_or_else(not_ours)?;
+    let size = usize::try_from(region.dst().size()).map_err(|_| not_ours())?;
+    let row = |value, element_size, width| CUDA_MEMSET_NODE_PARAMS {
+        dst: address,
+        pitch: 0,
+        value,
+        elementSize: element_size,
+        width,
+        height: 1,
+    };
+    match Pattern::of(region, address) {
+        Pattern::Byte(byte) => Ok(row(u32::from(byte), 1, size)),
+        Pattern::Word(word) => Ok(row(word, 4, size / 4)),
+        Pattern::Bytes(_) => {
+            Err(Refusal::Cannot("words are filled at multiples of 4 bytes in a graph".to_owned()))
+        }
+    }
+}
+
+fn with_kernel(
+    launch: &Launch<'_>,
+    call: impl FnOnce(&cudarc::driver::sys::CUDA_KERNEL_NODE_PARAMS) -> Result<(), DriverError>,
+) -> Result<(), Refusal> {
+    let kernel = CudaKernel::of(launch.kernel()).ok_or_else(not_ours)?;
+    let parameters = Parameters::of(launch, None).ok_or_else(not_ours)?;
+    let mut pointers = parameters.pointers();
+    Ok(call(&work::kernel_node(launch, kernel, &mut pointers))?)
+}
+
+fn with_stamp(
+    clock: &Clock,
+    region: &TimestampRegion<'_>,
+    call: impl FnOnce(&cudarc::driver::sys::CUDA_KERNEL_NODE_PARAMS) -> Result<(), DriverError>,
+) -> Result<(), Refusal> {
+    let mut address = address_of(region.dst()).ok_or_else(not_ours)?;
+    let mut pointers = [ptr::from_mut(&mut address).cast()];
+    Ok(call(&clock.stamp_node(&mut pointers))?)
+}
+
+/// Work of another library, captured in a graph of its own.
+#[derive(Debug)]
+pub(crate) struct Captured {
+    pub(crate) template: Template,
+    pub(crate) accesses: Vec<(BufferView, Access)>,
+}
+
+impl CapturedWork for Captured {
+    fn device(&self) -> DeviceId {
+        self.template.context.device
+    }
+
+    fn accesses(&self) -> &[(BufferView, Access)] {
+        &self.accesses
+    }
+}

@@ -1,0 +1,134 @@
+//! What NVIDIA GPUs need, and what each of them can do.
+
+use std::{error::Error, sync::Arc, time::Duration};
+
+use warpweft::{
+    Arg, Backend as _, BufferDesc, BufferView, CopyRegion, Deadline, Device, Features, Launch, Op, QueueDesc,
+    ResidentDesc, SemaphorePoint, Submission,
+    cuda::{Compiler, CudaBackend},
+};
+
+use super::Check;
+use crate::kernels::{self, WORDS_PER_GROUP, pattern_word};
+
+const TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Words that the trial kernel writes.
+const WORDS: u32 = 4 * WORDS_PER_GROUP;
+
+pub(super) fn checks() -> Vec<Check> {
+    let backend = match CudaBackend::new() {
+        Ok(backend) => backend,
+        Err(error) => return vec![Check::missing("cuda", in_full(&error))],
+    };
+    let mut checks = vec![driver(&backend)];
+    match backend.devices() {
+        Ok(infos) => {
+            let ordinals = infos.iter().map(|info| info.id.ordinal);
+            ordinals.for_each(|ordinal| checks.extend(device(&backend, ordinal)));
+        }
+        Err(error) => checks.push(Check::missing("cuda devices", in_full(&error))),
+    }
+    checks.push(compiler());
+    checks
+}
+
+fn driver(backend: &CudaBackend) -> Check {
+    let (major, minor) = backend.driver_version();
+    Check::found("cuda driver", format!("speaks CUDA {major}.{minor}"))
+}
+
+/// Opens the device and has it work, rather than believe that it would.
+fn device(backend: &CudaBackend, ordinal: u32) -> Vec<Check> {
+    let name = format!("cuda:{ordinal}");
+    let device = match backend.open(ordinal, Features::HOST_VISIBLE_MEMORY) {
+        Ok(device) => device,
+        Err(error) => return vec![Check::missing(name, in_full(&error))],
+    };
+    let info = device.info();
+    let (major, minor) = info.compute_capability.unwrap_or_default();
+    let facts = format!("{}, {}, compute capability {major}.{minor}", info.name, info.memory);
+    let works = match run_kernel(&device) {
+        Ok(()) => Check::found(&name, format!("{facts}; ran a kernel")),
+        Err(error) => Check::missing(&name, format!("{facts}; a kernel did not run: {}", in_full(&*error))),
+    };
+    let mut checks = vec![works];
+    checks.extend(peers(backend, &device));
+    let residents = format!("{name} residents");
+    checks.push(match run_resident(&device) {
+        Ok(()) => Check::found(residents, "a kernel stayed, counted and left"),
+        Err(error) => Check::missing(residents, in_full(&*error)).optional(),
+    });
+    checks
+}
+
+/// Which other devices this one reaches; nothing if it is alone.
+fn peers(backend: &CudaBackend, device: &Arc<dyn Device>) -> Option<Check> {
+    let own = device.info().id;
+    let others: Vec<_> = backend.devices().ok()?.into_iter().filter(|info| info.id != own).collect();
+    let reaches = |id| device.peers().is_some_and(|peers| peers.access(id).write);
+    let (near, far): (Vec<_>, Vec<_>) = others.iter().map(|info| info.id).partition(|&id| reaches(id));
+    let list =
+        |ids: &[warpweft::DeviceId]| ids.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+    let what = format!("{own} peers");
+    match (near.as_slice(), far.as_slice()) {
+        ([], []) => None,
+        (_, []) => Some(Check::found(what, format!("reaches {}", list(&near)))),
+        _ => Some(
+            Check::missing(what, format!("does not reach {}; copies pass through host memory", list(&far)))
+                .optional(),
+        ),
+    }
+}
+
+fn run_kernel(device: &Arc<dyn Device>) -> Result<(), Box<dyn Error>> {
+    let bytes = u64::from(WORDS) * 4;
+    let memory = BufferView::whole(device.allocate(&BufferDesc::device(bytes))?);
+    let window = BufferView::whole(device.allocate(&BufferDesc::host_visible(bytes))?);
+    let kernel = device.load(&kernels::pattern())?.kernel("pattern")?;
+    let (words, seed) = (u64::from(WORDS).to_le_bytes(), 1_u32.to_le_bytes());
+    let args = [Arg::Buffer(&memory), Arg::Scalar(&words), Arg::Scalar(&seed)];
+    let launch = Launch::new(&kernel, [WORDS / WORDS_PER_GROUP, 1, 1], &args)?;
+    let ops = [Op::Launch(launch), Op::Copy(CopyRegion::new(&memory, &window)?)];
+    let queue = device.create_queue(&QueueDesc::default())?;
+    let done = SemaphorePoint::new(&device.create_semaphore(0)?, 1);
+    queue.submit(&Submission { waits: &[], ops: &ops, signals: std::slice::from_ref(&done) })?;
+    done.wait(TIMEOUT)?;
+    let mut got = vec![0; usize::try_from(bytes)?];
+    window.read(&mut got)?;
+    let is_right = |(index, word): (usize, &[u8; 4])| u32::from_le_bytes(*word) == pattern_word(1, index);
+    match got.as_chunks().0.iter().enumerate().all(is_right) {
+        true => Ok(()),
+        false => Err("its result is wrong".into()),
+    }
+}
+
+fn run_resident(device: &Arc<dyn Device>) -> Result<(), Box<dyn Error>> {
+    let turns = BufferView::whole(device.allocate(&BufferDesc::host_visible(4))?);
+    let kernel = device.load(&kernels::beat())?.kernel("beat")?;
+    let args = [Arg::Buffer(&turns)];
+    let launch = Launch::new(&kernel, [1, 1, 1], &args)?;
+    let family = device.residents().ok_or("the device has no residents")?;
+    let resident = family.launch(&ResidentDesc::new(launch))?;
+    resident.stop(Deadline::within(TIMEOUT))?;
+    let mut word = [0; 4];
+    turns.read(&mut word)?;
+    if word == [0; 4] { Err("a resident ran and counted nothing".into()) } else { Ok(()) }
+}
+
+fn compiler() -> Check {
+    match Compiler::find().load() {
+        Ok(path) => Check::found("nvrtc", path.display().to_string()),
+        Err(error) => {
+            Check::missing("nvrtc", format!("needed for code in CUDA C only: {}", in_full(&error))).optional()
+        }
+    }
+}
+
+/// An error with its causes.
+fn in_full(error: &dyn Error) -> String {
+    match error.source() {
+        None => error.to_string(),
+        Some(cause) => format!("{error}: {}", in_full(cause)),
+    }
+}

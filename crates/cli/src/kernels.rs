@@ -1,0 +1,97 @@
+//! The command's kernels, as Rust functions and in CUDA.
+
+use warpweft::{CodeFormat, ForeignCode, HostFunction, KernelCode, KernelContract, Param, Workgroup};
+
+/// One file of CUDA C as `cargo xtask codegen` compiled it.
+const QUEUED: &str = include_str!("../kernels/queued.ptx");
+#[cfg(feature = "cuda")]
+const RESIDENT: &str = include_str!("../kernels/resident.ptx");
+
+/// Words that one workgroup of `pattern` writes.
+pub(crate) const WORDS_PER_GROUP: u32 = 4096;
+
+/// Writes words that depend on a seed and their position: into its first argument as many as the second says,
+/// with the third as the seed.
+pub(crate) fn pattern() -> KernelCode {
+    let params = [Param::write(4).aligned(4), Param::scalar::<u64>(), Param::scalar::<u32>()];
+    let body = |workgroup: &Workgroup<'_>| {
+        let (words, seed) = (workgroup.slice::<u32>(0), workgroup.scalar::<u32>(2));
+        let first = workgroup.index()[0] as usize * WORDS_PER_GROUP as usize;
+        for index in first..words.len().min(first + WORDS_PER_GROUP as usize) {
+            words.set(index, pattern_word(seed, index));
+        }
+    };
+    queued(KernelContract::new("pattern", params).with_workgroup_size([256, 1, 1]), body)
+}
+
+/// Mixes seed and position so that a moved, missing or repeated word shows.
+#[expect(clippy::cast_possible_truncation, reason = "the pattern uses the position's low bits")]
+pub(crate) const fn pattern_word(seed: u32, index: usize) -> u32 {
+    let mixed = (index as u32).wrapping_mul(0x9e37_79b1) ^ seed.wrapping_mul(0x85eb_ca6b);
+    mixed ^ (mixed >> 15)
+}
+
+/// Copies as many words as its third argument says from the second to the first; each workgroup takes its share.
+pub(crate) fn copy_words() -> KernelCode {
+    let params = [Param::write(4).aligned(4), Param::read(4).aligned(4), Param::scalar::<u64>()];
+    let body = |workgroup: &Workgroup<'_>| {
+        let (to, from) = (workgroup.slice::<u32>(0), workgroup.slice::<u32>(1));
+        let ([index, ..], [count, ..]) = (workgroup.index(), workgroup.workgroups());
+        let words = usize::try_from(workgroup.scalar::<u64>(2)).unwrap_or(usize::MAX).min(to.len());
+        let share = words.div_ceil(count as usize);
+        let start = (index as usize * share).min(words);
+        (start..(start + share).min(words)).for_each(|word| to.set(word, from.get(word)));
+    };
+    queued(KernelContract::new("copy_words", params).with_workgroup_size([1024, 1, 1]), body)
+}
+
+/// Does nothing, and says that it is brief.
+pub(crate) fn empty() -> KernelCode {
+    queued(KernelContract::new("empty", []).brief(), |_| {})
+}
+
+/// A resident that counts its turns in a word.
+#[cfg(feature = "cuda")]
+pub(crate) fn beat() -> KernelCode {
+    let contract = KernelContract::new("beat", [Param::read_write(4).aligned(4)]).resident();
+    let function = HostFunction::resident(|workgroup| {
+        let turns = workgroup.slice::<u32>(0);
+        turns.set(0, turns.get(0).wrapping_add(1));
+        warpweft::Progress::Busy
+    });
+    with_ptx(KernelCode::new().with_function(contract.clone(), function), contract, RESIDENT)
+}
+
+fn queued(contract: KernelContract, body: fn(&Workgroup<'_>)) -> KernelCode {
+    let code = KernelCode::new().with_function(contract.clone(), HostFunction::new(body));
+    with_ptx(code, contract, QUEUED)
+}
+
+#[expect(unsafe_code, reason = "vouches for the kernels in CUDA C")]
+fn with_ptx(code: KernelCode, contract: KernelContract, ptx: &str) -> KernelCode {
+    let form = ForeignCode::Source { format: CodeFormat::Ptx, text: ptx.to_owned() };
+    // SAFETY: the kernels beside this crate have these parameters, in order, and run with any workgroup size.
+    // They touch the first word of a buffer, or as many words as they are told; whoever launches them (the
+    // demo, the doctor, and `transfer::measure`) tells them the number that the views hold.
+    unsafe { code.with_foreign([contract], form) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_kernel_is_in_the_compiled_code() {
+        for (code, ptx) in [
+            (pattern(), QUEUED),
+            (copy_words(), QUEUED),
+            (empty(), QUEUED),
+            #[cfg(feature = "cuda")]
+            (beat(), RESIDENT),
+        ] {
+            let name = &code.contracts()[0].name;
+            assert!(ptx.contains(&format!(".visible .entry {name}(")), "{name}");
+            assert_eq!(code.contracts().len(), 1, "both forms have one contract");
+        }
+    }
+}

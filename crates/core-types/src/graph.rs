@@ -1,0 +1,159 @@
+//! Graphs: operations with explicit edges, prepared once and replayed many times.
+
+use std::{any::Any, fmt, sync::Arc};
+
+use smallvec::SmallVec;
+
+use crate::{Access, BufferView, CapturedWork, Device, DeviceId, GraphError, Op, OwnedOp};
+
+/// The optional family of devices that prepare graphs.
+///
+/// A replay costs one submission however many operations it has, and operations that no edge orders may run
+/// side by side.
+pub trait Graphs: fmt::Debug + Send + Sync {
+    /// Prepares operations whose edges lead from earlier to later ones. [`PreparedGraph::new`] calls this;
+    /// programs do not.
+    ///
+    /// # Errors
+    ///
+    /// See [`GraphError`]; it names the node.
+    fn prepare(&self, nodes: &[GraphNode]) -> Result<Arc<dyn Graph>, GraphError>;
+}
+
+/// A device's own form of a graph. Programs hold it as a [`PreparedGraph`].
+pub trait Graph: Any + fmt::Debug + Send + Sync {
+    /// The device that prepared it.
+    fn device(&self) -> DeviceId;
+
+    /// Whether the node may become `op`, see [`PreparedGraph::set`].
+    ///
+    /// # Errors
+    ///
+    /// [`GraphError::Node`] or [`GraphError::Submit`].
+    fn check(&self, node: usize, op: &OwnedOp) -> Result<(), GraphError>;
+}
+
+/// An operation of a graph, and those that come before it.
+#[derive(Debug, Clone)]
+pub struct GraphNode {
+    /// What to do.
+    pub op: GraphOp,
+    /// Positions of earlier nodes that must have ended.
+    pub after: SmallVec<[usize; 2]>,
+}
+
+impl GraphNode {
+    /// `op`, once the nodes at the positions `after` have ended.
+    pub fn new(op: impl Into<GraphOp>, after: &[usize]) -> Self {
+        Self { op: op.into(), after: after.into() }
+    }
+}
+
+/// What a node does.
+#[derive(Debug, Clone)]
+pub enum GraphOp {
+    /// An operation of the seam. A replay cannot be a node.
+    Op(OwnedOp),
+    /// Work of another library, see [`crate::Interop::capture`].
+    Captured(Arc<dyn CapturedWork>),
+}
+
+impl GraphOp {
+    /// What it is, in one word.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Op(op) => op.name(),
+            Self::Captured(_) => "captured work",
+        }
+    }
+
+    /// Everything it touches, with what it does to it.
+    pub fn for_each_access<'a>(&'a self, visit: &mut dyn FnMut(&'a BufferView, Access)) {
+        match self {
+            Self::Op(op) => op.for_each_access(visit),
+            Self::Captured(work) => {
+                work.accesses().iter().for_each(|(view, access)| visit(view, *access));
+            }
+        }
+    }
+}
+
+impl From<&Op<'_>> for GraphOp {
+    fn from(op: &Op<'_>) -> Self {
+        Self::Op(op.into())
+    }
+}
+
+impl From<OwnedOp> for GraphOp {
+    fn from(op: OwnedOp) -> Self {
+        Self::Op(op)
+    }
+}
+
+impl From<Arc<dyn CapturedWork>> for GraphOp {
+    fn from(work: Arc<dyn CapturedWork>) -> Self {
+        Self::Captured(work)
+    }
+}
+
+/// A graph that a device has prepared, with the operands it has now.
+///
+/// It is a value: a clone shares what the device prepared and keeps its own operands, and a submission
+/// replays the operands that the value had when it was submitted. Replays of one prepared graph run one
+/// after the other.
+#[derive(Debug, Clone)]
+pub struct PreparedGraph {
+    graph: Arc<dyn Graph>,
+    ops: Arc<[Arc<GraphOp>]>,
+}
+
+impl PreparedGraph {
+    /// Has `device` prepare the nodes.
+    ///
+    /// # Errors
+    ///
+    /// [`GraphError::Unsupported`] where the device has no graphs, [`GraphError::Edge`] for an edge that does
+    /// not come from an earlier node, and what the device finds wrong with a node.
+    pub fn new(device: &dyn Device, nodes: &[GraphNode]) -> Result<Self, GraphError> {
+        let family = device.graphs().ok_or(GraphError::Unsupported { device: device.info().id })?;
+        for (node, entry) in nodes.iter().enumerate() {
+            if let Some(&after) = entry.after.iter().find(|&&after| after >= node) {
+                return Err(GraphError::Edge { node, after });
+            }
+            if matches!(&entry.op, GraphOp::Op(op) if op.is_replay()) {
+                return Err(GraphError::Node { node, reason: "a replay cannot be a node".to_owned() });
+            }
+        }
+        let graph = family.prepare(nodes)?;
+        Ok(Self { graph, ops: nodes.iter().map(|node| Arc::new(node.op.clone())).collect() })
+    }
+
+    /// Gives a node other operands or another kernel. Submissions made before keep what they had.
+    ///
+    /// # Errors
+    ///
+    /// [`GraphError::NoSuchNode`], [`GraphError::OtherKind`], or what the device finds wrong with it.
+    pub fn set(&mut self, node: usize, op: &Op<'_>) -> Result<(), GraphError> {
+        let present =
+            self.ops.get(node).ok_or(GraphError::NoSuchNode { node, node_count: self.ops.len() })?;
+        let op = OwnedOp::from(op);
+        if present.name() != op.name() {
+            return Err(GraphError::OtherKind { node, expected: present.name(), actual: op.name() });
+        }
+        self.graph.check(node, &op)?;
+        let mut ops: Vec<_> = self.ops.iter().cloned().collect();
+        ops[node] = Arc::new(GraphOp::Op(op));
+        self.ops = ops.into();
+        Ok(())
+    }
+
+    /// What the device prepared.
+    pub const fn graph(&self) -> &Arc<dyn Graph> {
+        &self.graph
+    }
+
+    /// The nodes' operations in order.
+    pub const fn ops(&self) -> &Arc<[Arc<GraphOp>]> {
+        &self.ops
+    }
+}

@@ -1,0 +1,84 @@
+//! What is run, and how long it may take.
+
+/// One way of using the GPUs, as a call of this program.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Leg {
+    pub(crate) name: &'static str,
+    /// The program around this one, if there is one, with its arguments.
+    pub(crate) under: Vec<String>,
+    pub(crate) args: Vec<String>,
+    /// A hang must not hold a machine.
+    pub(crate) limit_seconds: u32,
+}
+
+/// What the user asks of the legs.
+#[derive(Debug, Default)]
+pub(crate) struct Wish<'a> {
+    pub(crate) required: &'a [String],
+    /// A part of the names of conformance cases.
+    pub(crate) filter: Option<&'a str>,
+    pub(crate) memcheck: bool,
+}
+
+/// What `memcheck` runs: everything that moves bytes. Under it, calls that return at once elsewhere wait.
+const UNDER_MEMCHECK: [(&str, &str); 3] =
+    [("memcheck copies", "copy::"), ("memcheck memory", "memory::"), ("memcheck transfers", "transfer::")];
+
+/// Every leg, those first whose failure explains others.
+pub(crate) fn all(wish: &Wish<'_>) -> Vec<Leg> {
+    let mut conformance = vec!["conformance".to_owned(), "--only".into(), "cuda".into()];
+    conformance.extend(wish.required.iter().flat_map(|required| ["--require".into(), required.clone()]));
+    conformance.extend(wish.filter.map(String::from));
+    let mut legs = vec![
+        leg("doctor", 60, "doctor --backend cuda"),
+        Leg { args: conformance, ..leg("conformance", 400, "") },
+        leg("demo", 120, "demo --backend host,cuda"),
+        leg("topology", 180, "topo --backend cuda --measure"),
+        leg("launches", 60, "perf launch --backend cuda -n 5000 --json"),
+        leg("copies", 240, "perf copy --backend cuda -b 64K -e 1G --json"),
+        leg("copies both ways", 240, "perf copy --backend cuda -b 1M -e 1G -f 32 --both --json"),
+        leg("spike checks", 180, "spike checks"),
+        leg("spike timings", 180, "spike timings"),
+        leg("spike resident", 180, "spike resident"),
+        leg("spike fault", 60, "spike fault"),
+    ];
+    if wish.memcheck {
+        legs.extend(UNDER_MEMCHECK.map(|(name, cases)| Leg {
+            name,
+            under: words("compute-sanitizer --tool memcheck --report-api-errors no --error-exitcode 9"),
+            args: words(&format!("conformance --only cuda {cases}")),
+            limit_seconds: 300,
+        }));
+    }
+    legs
+}
+
+fn leg(name: &'static str, limit_seconds: u32, call: &str) -> Leg {
+    Leg { name, under: Vec::new(), args: words(call), limit_seconds }
+}
+
+fn words(line: &str) -> Vec<String> {
+    line.split_whitespace().map(String::from).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_tell_legs_apart() {
+        let legs = all(&Wish { memcheck: true, ..Wish::default() });
+        let names: std::collections::BTreeSet<_> = legs.iter().map(|leg| leg.name).collect();
+        assert_eq!(names.len(), legs.len());
+    }
+
+    #[test]
+    fn the_suite_is_told_what_is_required_and_wanted() {
+        let required = ["cuda,2".to_owned()];
+        let legs = all(&Wish { required: &required, filter: Some("copy::"), memcheck: false });
+        let conformance = legs.iter().find(|leg| leg.name == "conformance").unwrap();
+        assert_eq!(conformance.args, words("conformance --only cuda --require cuda,2 copy::"));
+        let more = all(&Wish { memcheck: true, ..Wish::default() });
+        assert_eq!(more.len(), legs.len() + UNDER_MEMCHECK.len());
+    }
+}

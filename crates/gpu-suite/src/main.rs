@@ -1,0 +1,76 @@
+//! The GPU suite: everything that is tested and measured on GPUs, in one program that needs nothing but a driver.
+//!
+//! `gpu-suite run --require cuda,2 --out results` runs every leg, each in a process of its own with a time limit,
+//! keeps what they print and sums it up. Each leg can also be called by itself.
+
+mod legs;
+mod run;
+mod spike;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// The spike says what a submission allocates.
+#[global_allocator]
+static ALLOCATOR: spike::alloc::Counting = spike::alloc::Counting;
+
+/// Tests and measures the GPUs of this machine.
+#[derive(Debug, Parser)]
+#[command(name = "gpu-suite", version, after_help = EXAMPLES, arg_required_else_help = true)]
+struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Run every leg and sum them up.
+    Run(run::Options),
+    /// The conformance suite, with the options of a Rust test binary, --require and --only.
+    #[command(disable_help_flag = true)]
+    Conformance {
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<String>,
+    },
+    /// One part of the spike: checks, timings, resident, fault, fault-apart or compile.
+    Spike { part: String },
+    /// Anything else is a command of `warpweft`.
+    #[command(external_subcommand)]
+    Warpweft(Vec<String>),
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  gpu-suite run --require cuda,2 --out results
+  gpu-suite run --leg conformance --filter resident::
+  gpu-suite conformance --only cuda copy::
+  gpu-suite perf copy --backend cuda -e 1G";
+
+fn main() -> ExitCode {
+    let program = || String::from("gpu-suite");
+    match Args::parse().command {
+        Command::Run(options) => run::run(&options),
+        Command::Conformance { args } => {
+            let all = std::iter::once(program()).chain(args).collect();
+            warpweft_conformance::run_suite(all, &["conformance".into()]).unwrap_or_else(|message| {
+                run::say(&format!("error: {message}"));
+                ExitCode::from(2)
+            })
+        }
+        Command::Spike { part } => spike::main(&part),
+        Command::Warpweft(args) => warpweft_cli::run_with(std::iter::once(program()).chain(args)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_sound() {
+        Args::command().debug_assert();
+    }
+}

@@ -48,7 +48,8 @@ fn fill(dst: &BufferView, byte: u8) -> OwnedOp {
 /// Adds one to every word of `from` and writes the sums into `to`.
 fn increment(cx: &Context, from: &BufferView, to: &BufferView) -> Result<OwnedOp, Failed> {
     let kernel = cx.kernel(0, &kernels::increment())?;
-    let args = [Arg::Buffer(to), Arg::Buffer(from)];
+    let count = u32::try_from(from.size().min(to.size()) / 4)?.to_le_bytes();
+    let args = [Arg::Buffer(to), Arg::Buffer(from), Arg::Scalar(&count)];
     Ok(OwnedOp::from(&Op::Launch(Launch::new(&kernel, [1, 1, 1], &args)?)))
 }
 

@@ -1,6 +1,7 @@
 //! What links really do: timed and verified transfers over each of them.
 
 use std::{
+    cell::Cell,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -130,15 +131,39 @@ fn node_of(topology: &Topology, end: LinkEnd) -> Option<NodeId> {
 struct Probe<'a> {
     device: &'a Arc<dyn Device>,
     config: &'a MeasureConfig,
-    queue: Arc<dyn Queue>,
-    semaphore: Arc<dyn Semaphore>,
-    submitted: std::cell::Cell<u64>,
+    /// Two, so that both directions of a link can be under way at once.
+    lanes: [Lane; 2],
     /// Device memory: what is sent, and where things arrive.
     source: BufferView,
     target: BufferView,
     /// Host memory of the device.
     window: BufferView,
     pattern: Vec<u8>,
+}
+
+/// A queue and a semaphore that rises with each submission.
+#[derive(Debug)]
+struct Lane {
+    queue: Arc<dyn Queue>,
+    semaphore: Arc<dyn Semaphore>,
+    submitted: Cell<u64>,
+}
+
+impl Lane {
+    fn new(device: &Arc<dyn Device>) -> Result<Self, TransferError> {
+        Ok(Self {
+            queue: device.create_queue(&QueueDesc::default())?,
+            semaphore: device.create_semaphore(0)?,
+            submitted: Cell::new(0),
+        })
+    }
+
+    fn submit(&self, ops: &[Op<'_>]) -> Result<SemaphorePoint, TransferError> {
+        self.submitted.set(self.submitted.get() + 1);
+        let point = SemaphorePoint::new(&self.semaphore, self.submitted.get());
+        self.queue.submit(&Submission { waits: &[], ops, signals: std::slice::from_ref(&point) })?;
+        Ok(point)
+    }
 }
 
 impl<'a> Probe<'a> {
@@ -150,9 +175,7 @@ impl<'a> Probe<'a> {
         let probe = Self {
             device,
             config,
-            queue: device.create_queue(&QueueDesc::default())?,
-            semaphore: device.create_semaphore(0)?,
-            submitted: std::cell::Cell::new(0),
+            lanes: [Lane::new(device)?, Lane::new(device)?],
             source: memory(BufferDesc::device(size))?,
             target: memory(BufferDesc::device(size))?,
             window: memory(BufferDesc::host_visible(size))?,
@@ -172,10 +195,7 @@ impl<'a> Probe<'a> {
     }
 
     fn submit(&self, ops: &[Op<'_>]) -> Result<SemaphorePoint, TransferError> {
-        self.submitted.set(self.submitted.get() + 1);
-        let point = SemaphorePoint::new(&self.semaphore, self.submitted.get());
-        self.queue.submit(&Submission { waits: &[], ops, signals: std::slice::from_ref(&point) })?;
-        Ok(point)
+        self.lanes[0].submit(ops)
     }
 
     fn copy(&self, src: &BufferView, dst: &BufferView) -> Result<(), TransferError> {
@@ -201,31 +221,33 @@ impl<'a> Probe<'a> {
     }
 }
 
+/// Copies that follow each other while bandwidth is measured, so that the cost of starting one does not count.
+const IN_FLIGHT: u32 = 4;
+
 /// One direction: whose queue copies what to where.
 #[derive(Clone, Copy)]
 struct Direction<'p> {
     runner: &'p Probe<'p>,
+    lane: usize,
     src: &'p BufferView,
     dst: &'p BufferView,
 }
 
 impl Direction<'_> {
-    fn start(&self, size: Bytes) -> Result<SemaphorePoint, TransferError> {
+    fn start(&self, size: Bytes, count: u32) -> Result<SemaphorePoint, TransferError> {
         let (src, dst) = (self.src.slice(0..size.0)?, self.dst.slice(0..size.0)?);
-        self.runner.submit(&[Op::Copy(CopyRegion::new(&src, &dst)?)])
-    }
-
-    fn run(&self, size: Bytes) -> Result<(), TransferError> {
-        Ok(self.start(size)?.wait(self.runner.config.timeout)?)
+        let copy = CopyRegion::new(&src, &dst)?;
+        let ops: Vec<Op<'_>> = (0..count).map(|_| Op::Copy(copy)).collect();
+        self.runner.lanes[self.lane].submit(&ops)
     }
 
     fn latency(&self) -> Result<Duration, TransferError> {
-        median(self.runner.config.rounds * 10, || self.run(self.runner.config.small))
+        let config = self.runner.config;
+        median(config.rounds * 10, || Ok(self.start(config.small, 1)?.wait(config.timeout)?))
     }
 
     fn bandwidth(&self) -> Result<Bandwidth, TransferError> {
-        let config = self.runner.config;
-        Ok(rate(config.large, median(config.rounds, || self.run(config.large))?))
+        bandwidth(self.runner.config, &[*self])
     }
 
     fn kernel_bandwidth(&self) -> Result<Option<Bandwidth>, TransferError> {
@@ -243,18 +265,23 @@ impl Direction<'_> {
     }
 }
 
+/// What each of several directions carries while all of them are under way.
+fn bandwidth(config: &MeasureConfig, directions: &[Direction<'_>]) -> Result<Bandwidth, TransferError> {
+    let time = median(config.rounds, || {
+        let start = |direction: &Direction<'_>| direction.start(config.large, IN_FLIGHT);
+        let points = directions.iter().map(start).collect::<Result<Vec<_>, _>>()?;
+        Ok(points.iter().try_for_each(|point| point.wait(config.timeout))?)
+    })?;
+    Ok(rate(config.large, time / IN_FLIGHT))
+}
+
 /// The links of one device with host memory.
 fn with_host(probe: &Probe<'_>) -> Result<Vec<MeasuredLink>, TransferError> {
-    let up = Direction { runner: probe, src: &probe.source, dst: &probe.window };
-    let down = Direction { runner: probe, src: &probe.window, dst: &probe.target };
+    let up = Direction { runner: probe, lane: 0, src: &probe.source, dst: &probe.window };
+    let down = Direction { runner: probe, lane: 1, src: &probe.window, dst: &probe.target };
     let clear = [Op::Fill(FillRegion::bytes(&probe.target, 0))];
     probe.submit(&clear)?.wait(probe.config.timeout)?;
-    // One queue, so that both ways at once means by turns; what matters is that neither is measured alone.
-    let both = median(probe.config.rounds, || {
-        let points = [up.start(probe.config.large)?, down.start(probe.config.large)?];
-        Ok(points.iter().try_for_each(|point| point.wait(probe.config.timeout))?)
-    })?;
-    let both_ways = rate(probe.config.large, both);
+    let both_ways = bandwidth(probe.config, &[up, down])?;
     let mut links = Vec::new();
     for (from, to, direction) in [(probe.end(), probe.host_end(), up), (probe.host_end(), probe.end(), down)]
     {
@@ -275,13 +302,9 @@ fn with_host(probe: &Probe<'_>) -> Result<Vec<MeasuredLink>, TransferError> {
 
 /// The links between two devices, in the directions that a queue uses directly.
 fn between(devices: &Devices, a: &Probe<'_>, b: &Probe<'_>) -> Result<Vec<MeasuredLink>, TransferError> {
-    let (there, back) = (direction(devices, a, b), direction(devices, b, a));
-    let size = a.config.large;
-    let both = match (&there, &back) {
-        (Some(there), Some(back)) => Some(median(a.config.rounds, || {
-            let points = [there.start(size)?, back.start(size)?];
-            Ok(points.iter().try_for_each(|point| point.wait(a.config.timeout))?)
-        })?),
+    let (there, back) = (direction(devices, a, b, 0), direction(devices, b, a, 1));
+    let both = match (there, back) {
+        (Some(there), Some(back)) => Some(bandwidth(a.config, &[there, back])?),
         _ => None,
     };
     let mut links = Vec::new();
@@ -289,13 +312,13 @@ fn between(devices: &Devices, a: &Probe<'_>, b: &Probe<'_>) -> Result<Vec<Measur
         let Some(direction) = direction else { continue };
         let clear = [Op::Fill(FillRegion::bytes(&receiver.target, 0))];
         receiver.submit(&clear)?.wait(receiver.config.timeout)?;
-        let bandwidth = direction.bandwidth()?;
+        let alone = direction.bandwidth()?;
         links.push(MeasuredLink {
             from: sender.end(),
             to: receiver.end(),
             latency: direction.latency()?,
-            bandwidth,
-            both_ways: both.map_or(bandwidth, |time| rate(size, time)),
+            bandwidth: alone,
+            both_ways: both.unwrap_or(alone),
             wrong_bytes: receiver.wrong_bytes(sender)?,
             kernel: direction.kernel_bandwidth()?,
         });
@@ -304,14 +327,19 @@ fn between(devices: &Devices, a: &Probe<'_>, b: &Probe<'_>) -> Result<Vec<Measur
 }
 
 /// The sender's queue where it writes there, else the receiver's where it reads there.
-fn direction<'p>(devices: &Devices, sender: &'p Probe<'p>, receiver: &'p Probe<'p>) -> Option<Direction<'p>> {
+fn direction<'p>(
+    devices: &Devices,
+    sender: &'p Probe<'p>,
+    receiver: &'p Probe<'p>,
+    lane: usize,
+) -> Option<Direction<'p>> {
     let (from, to) = (sender.device.info().id, receiver.device.info().id);
     let runner = match (devices.pushes(from, to), devices.pulls(from, to)) {
         (true, _) => sender,
         (false, true) => receiver,
         (false, false) => return None,
     };
-    Some(Direction { runner, src: &sender.source, dst: &receiver.target })
+    Some(Direction { runner, lane, src: &sender.source, dst: &receiver.target })
 }
 
 fn rate(bytes: Bytes, time: Duration) -> Bandwidth {

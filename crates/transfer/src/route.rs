@@ -3,7 +3,7 @@
 use std::{fmt, time::Duration};
 
 use serde::Serialize;
-use warpweft_core_types::{Bytes, DeviceId, Features, LinkClass, LinkEnd, PathClass, Provenance};
+use warpweft_core_types::{Bytes, DeviceId, Features, LinkClass, LinkEnd, LinkFact, PathClass, Provenance};
 use warpweft_topology::{LinkDesc, NodeDesc, NodeId, NodeKind, PathError, Topology};
 
 use crate::{TransferError, devices::Devices};
@@ -194,7 +194,7 @@ fn usable_links(devices: &Devices) -> Vec<UsableLink> {
             if let (Some(from), Some(to)) = (from, to)
                 && is_usable(devices, from, to)
             {
-                links.push(UsableLink { from, to, desc: LinkDesc::from(&fact) });
+                links.push(UsableLink { from, to, desc: described(from, to, &fact) });
             }
         }
         let to_host = |link: &UsableLink| link.from == End::Device(own) && matches!(link.to, End::Host(_));
@@ -206,6 +206,17 @@ fn usable_links(devices: &Devices) -> Vec<UsableLink> {
         }
     }
     links
+}
+
+/// What is known of a link. Between two devices that reach each other over nobody knows what, the slowest medium
+/// is assumed that does that: the way through host memory is longer in any case.
+fn described(from: End, to: End, fact: &LinkFact) -> LinkDesc {
+    match (from, to, fact.class) {
+        (End::Device(_), End::Device(_), LinkClass::Unknown) if fact.bandwidth.is_none() => {
+            LinkDesc::new(LinkClass::Pcie, Provenance::Assumed)
+        }
+        _ => LinkDesc::from(fact),
+    }
 }
 
 /// A device's memory for the host says that bytes can pass, not over what.

@@ -24,16 +24,34 @@ use crate::{
 
 /// Copies bytes between any two of the devices it was made for.
 ///
-/// It may be used from many threads. Copies between one pair of devices run in the order they were started;
-/// copies between different pairs, or the two directions of one pair, run side by side.
+/// It may be used from many threads. Copies from one device's memory to another's run in the order they were
+/// started; copies between other pairs, or the other way, run side by side with them. A device's own memory and
+/// its host-visible memory are two, so that what goes up does not wait for what comes down.
 #[derive(Debug)]
 pub struct Transfer {
     devices: Devices,
     network: Network,
     config: TransferConfig,
-    routes: RwLock<HashMap<(DeviceId, DeviceId), Arc<Planned>>>,
+    routes: RwLock<HashMap<(Memory, Memory), Arc<Planned>>>,
     driver: OnceLock<Driver>,
     next_job: AtomicU64,
+}
+
+/// One of the memories that a device has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct Memory {
+    device: DeviceId,
+    is_host_visible: bool,
+}
+
+impl Memory {
+    fn of(view: &BufferView) -> Self {
+        Self { device: view.device(), is_host_visible: view.buffer().kind().is_host_visible() }
+    }
+
+    fn own(device: DeviceId) -> Self {
+        Self { device, is_host_visible: false }
+    }
 }
 
 /// A route, and what copies over it share.
@@ -43,7 +61,7 @@ struct Planned {
     pair: Mutex<Pair>,
 }
 
-/// What the copies between two devices share. It belongs to this pair alone, so that no copy waits for
+/// What the copies between two memories share. It belongs to this pair alone, so that no copy waits for
 /// devices that are none of its business.
 #[derive(Debug, Default)]
 struct Pair {
@@ -103,10 +121,10 @@ impl Transfer {
     ///
     /// [`TransferError::UnknownDevice`] or [`TransferError::Unreachable`].
     pub fn route(&self, from: DeviceId, to: DeviceId) -> Result<Arc<Route>, TransferError> {
-        Ok(Arc::clone(&self.planned(from, to)?.route))
+        Ok(Arc::clone(&self.planned(Memory::own(from), Memory::own(to))?.route))
     }
 
-    /// Starts to copy all of `src` to all of `dst`, after the copies between the same devices before it.
+    /// Starts to copy all of `src` to all of `dst`, after the copies between the same memories before it.
     ///
     /// # Errors
     ///
@@ -133,7 +151,7 @@ impl Transfer {
     ) -> Result<CopyHandle, TransferError> {
         let due = options.time_limit.and_then(|limit| Instant::now().checked_add(limit));
         let region = CopyRegion::new(src, dst)?;
-        let planned = self.planned(src.device(), dst.device())?;
+        let planned = self.planned(Memory::of(src), Memory::of(dst))?;
         let span = tracing::debug_span!("copy", from = %src.device(), to = %dst.device(), bytes = src.size());
         let _entered = span.enter();
         let unordered = due.is_some() || options.after.iter().any(|point| !matches!(point.poll(), Ok(true)));
@@ -346,13 +364,13 @@ impl Transfer {
         })
     }
 
-    fn planned(&self, from: DeviceId, to: DeviceId) -> Result<Arc<Planned>, TransferError> {
+    fn planned(&self, from: Memory, to: Memory) -> Result<Arc<Planned>, TransferError> {
         let known = self.routes.read().unwrap_or_else(PoisonError::into_inner);
         if let Some(planned) = known.get(&(from, to)) {
             return Ok(Arc::clone(planned));
         }
         drop(known);
-        let route = Arc::new(self.find_route(from, to)?);
+        let route = Arc::new(self.find_route(from.device, to.device)?);
         tracing::debug!(%route, "planned a route");
         let planned = Arc::new(Planned { route, pair: Mutex::default() });
         let mut known = self.routes.write().unwrap_or_else(PoisonError::into_inner);

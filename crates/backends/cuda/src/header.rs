@@ -25,10 +25,11 @@ pub(crate) struct Slice {
     pub(crate) number: u64,
 }
 
-/// `ww_orders`: two words in host memory, and the number behind them.
+/// `ww_orders` in host memory, and the `ww_parting` behind it.
 pub(crate) const LEAVE: usize = 0;
 pub(crate) const HURRY: usize = 8;
 pub(crate) const LAST_LEFT: usize = 16;
+pub(crate) const OBEYED: usize = 24;
 
 /// `ww_block`: its size, and where its words are.
 pub(crate) const BLOCK_BYTES: usize = 32;

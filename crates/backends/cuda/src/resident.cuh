@@ -31,9 +31,14 @@ struct ww_orders {
     unsigned long long hurry;  // slices below this one return there once `shortest_ns` is over
 };
 
+// What the last block to leave a slice tells the host. 16 bytes at a multiple of 16: one store.
+struct ww_parting {
+    unsigned long long left;    // number of the slice that every block has left, plus 1
+    unsigned long long obeyed;  // the `leave` that later slices find when they begin
+};
+
 struct ww_slice {
-    unsigned long long orders;  // a `ww_orders` in host memory, read by block 0 alone; behind it the number of
-                                // the last slice that every block has left, plus 1
+    unsigned long long orders;  // a `ww_orders` in host memory, read by block 0 alone; behind it a `ww_parting`
     unsigned long long mirror;  // in device memory: what block 0 last read there, for the other blocks; behind
                                 // it how often a block has left a slice
     unsigned long long blocks;  // a `ww_block` for each block, in host memory
@@ -125,7 +130,9 @@ __device__ __forceinline__ void ww_end(const ww_slice& slice, bool finished) {
     const unsigned long long blocks = (unsigned long long)gridDim.x * gridDim.y * gridDim.z;
     const unsigned long long before = atomicAdd(reinterpret_cast<unsigned long long*>(slice.mirror) + 2, 1ULL);
     if ((before + 1) % blocks == 0) {
-        reinterpret_cast<volatile unsigned long long*>(slice.orders)[2] = slice.number + 1;
+        const ww_orders last = ww_read_orders(slice.mirror);
+        asm volatile("st.volatile.global.v2.u64 [%0], {%1, %2};"
+                     :: "l"(slice.orders + 16), "l"(slice.number + 1), "l"(last.leave) : "memory");
     }
 }
 

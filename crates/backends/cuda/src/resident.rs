@@ -143,6 +143,8 @@ pub(crate) struct ResidentCore {
     failure: OnceLock<Arc<Failure>>,
     feeder: OnceLock<Thread>,
     calls: CallWatch,
+    /// Threads that wait for the slices to be left.
+    waiting: AtomicU32,
     seats: Mutex<Option<Seats>>,
 }
 
@@ -192,6 +194,7 @@ impl ResidentCore {
             failure: OnceLock::new(),
             feeder: OnceLock::new(),
             calls: CallWatch::default(),
+            waiting: AtomicU32::new(0),
             seats: Mutex::new(Some(seats)),
         });
         let no_thread = |error: io::Error| {
@@ -224,16 +227,21 @@ impl ResidentCore {
     fn feed(self: Arc<Self>) {
         let mut rested = Instant::now();
         loop {
-            let outside = self.is_outside();
+            // Whoever waits for the slices asks the driver, which answers one at a time.
+            if self.waiting.load(Ordering::Relaxed) > 0 {
+                thread::park_timeout(LONGEST_NAP);
+                continue;
+            }
+            let is_over = self.is_over();
             match self.order() {
                 _ if self.failure.get().is_some() => break,
-                Order::Stop if outside => break,
-                Order::Run if outside && self.is_finished() => break,
+                Order::Stop if is_over => break,
+                Order::Run if is_over && self.is_finished() => break,
                 Order::Run => {
                     self.top_up(DEPTH);
                     rested = Instant::now();
                 }
-                Order::Park if outside && rested.elapsed() > ALERT => {
+                Order::Park if is_over && rested.elapsed() > ALERT => {
                     thread::park();
                     continue;
                 }
@@ -241,7 +249,7 @@ impl ResidentCore {
             }
             self.nap();
         }
-        if self.is_outside() || self.context.failure().is_some() {
+        if self.is_over() || self.context.failure().is_some() {
             self.give_seats_back();
         } else {
             // The device may still run a slice and nothing will tell when it ends: what it uses stays.
@@ -273,7 +281,7 @@ impl ResidentCore {
     /// Launches slices until there are `depth` in the stream.
     fn top_up(&self, depth: usize) {
         let _one_at_a_time = self.launching.lock().unwrap_or_else(PoisonError::into_inner);
-        while self.order() == Order::Run && !self.is_finished() && self.line().slices.len() < depth {
+        while self.order() == Order::Run && !self.is_finished() && self.serving() < depth {
             // SeqCst, with `leave`: either it sees the order here, or the order's number covers this slice.
             let number = self.issued.fetch_add(1, Ordering::SeqCst);
             if self.order() == Order::Run {
@@ -289,6 +297,12 @@ impl ResidentCore {
             }
             self.settled.store(number + 1, Ordering::SeqCst);
         }
+    }
+
+    /// How many slices in the stream were not told to leave.
+    fn serving(&self) -> usize {
+        let leaving = self.control.order(header::LEAVE);
+        self.line().slices.iter().filter(|slice| slice.number >= leaving).count()
     }
 
     fn launch_slice(&self, number: u64) -> Result<Queued, Arc<Failure>> {
@@ -311,32 +325,48 @@ impl ResidentCore {
         Ok(Queued { number, longest, end })
     }
 
-    /// Takes note of slices that ended; whether none is in the stream or on its way there.
+    /// Takes note of slices that ended; whether no workgroup is inside its kernel or will get there.
+    ///
+    /// Slices may be in the stream all the same: they find the order to leave when they begin, and touch nothing
+    /// of the program's.
     fn is_outside(&self) -> bool {
         let settled = self.is_settled();
+        let line = self.retired();
+        let obeyed = self.control.order(header::OBEYED);
+        settled && line.is_some_and(|line| line.slices.iter().all(|slice| slice.number < obeyed))
+    }
+
+    /// The same, and whether nothing is in the stream at all.
+    fn is_over(&self) -> bool {
+        let settled = self.is_settled();
+        settled && self.retired().is_some_and(|line| line.slices.is_empty())
+    }
+
+    /// The slices that have not ended; `None` once the resident has failed.
+    fn retired(&self) -> Option<MutexGuard<'_, Line>> {
         let mut line = self.line();
         match self.calls.watched(|| self.retire(&mut line)) {
-            Ok(()) => settled && line.slices.is_empty(),
+            Ok(()) => Some(line),
             Err(error) => {
                 let _first = self.failure.set(self.context.judge(error));
-                false
+                None
             }
         }
     }
 
     fn retire(&self, line: &mut Line) -> Result<(), DriverError> {
-        if line.slices.is_empty() {
-            return Ok(());
-        }
+        // The newest slice that everybody says they have left answers for those before it: a question to the
+        // driver costs a microsecond. Where nobody says so, the oldest one tells whether all is well.
+        let left = self.control.order(header::LAST_LEFT);
+        let asked = line.slices.iter().rposition(|slice| slice.number < left).unwrap_or(0);
+        let Some(slice) = line.slices.get(asked) else { return Ok(()) };
         let _current = self.context.enter()?;
-        // Where everybody has left, the last slice answers for all of them; each question costs a microsecond.
-        let over = self.has_left() && line.slices.back().map_or(Ok(true), |last| last.end.is_done())?;
-        while let Some(first) = line.slices.front()
-            && (over || first.end.is_done()?)
-        {
-            line.spare.extend(line.slices.pop_front().map(|slice| slice.end));
+        if slice.end.is_done()? {
+            let Line { slices, spare } = line;
+            spare.extend(slices.drain(..=asked).map(|slice| slice.end));
             // Relaxed: a figure for reports.
-            self.ended.fetch_add(u64::from(self.workgroups), Ordering::Relaxed);
+            let ended = (asked as u64 + 1) * u64::from(self.workgroups);
+            self.ended.fetch_add(ended, Ordering::Relaxed);
         }
         Ok(())
     }
@@ -346,9 +376,12 @@ impl ResidentCore {
         self.settled.load(Ordering::SeqCst) == self.issued.load(Ordering::SeqCst)
     }
 
-    /// Whether the workgroups say that they left the last slice: a hint that costs no call of the driver.
+    /// Whether the workgroups say that they left the last slice, or one whose successors all leave when they
+    /// begin: a hint that costs no call of the driver.
     fn has_left(&self) -> bool {
-        self.is_settled() && self.control.order(header::LAST_LEFT) >= self.launched.load(Ordering::SeqCst)
+        let launched = self.launched.load(Ordering::SeqCst);
+        let says = |word| self.control.order(word) >= launched;
+        self.is_settled() && (says(header::LAST_LEFT) || says(header::OBEYED))
     }
 
     /// Whether a call of the driver's has kept the feeder for longer than such calls take: somebody else's call
@@ -427,6 +460,15 @@ impl ResidentCore {
     }
 
     fn wait_outside(&self, deadline: Deadline) -> Result<(), ResidentError> {
+        // Relaxed, here and below: a hint for the feeder.
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+        let result = self.look_until_outside(deadline);
+        self.waiting.fetch_sub(1, Ordering::Relaxed);
+        self.wake_feeder();
+        result
+    }
+
+    fn look_until_outside(&self, deadline: Deadline) -> Result<(), ResidentError> {
         let mut looks = 0_u32;
         let is_over = || {
             looks += 1;

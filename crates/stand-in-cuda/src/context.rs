@@ -180,6 +180,11 @@ exports! {
         if context.is_null() { Ok(()) } else { context.set(std::ptr::without_provenance_mut(popped.0)) }
     }
 
+    fn cuCtxGetDevice(out device: c_int) {
+        let here = current()?;
+        device.set(c_int::try_from(here.context.device).unwrap_or(c_int::MAX))
+    }
+
     fn cuCtxEnablePeerAccess(val peer: Raw, val flags: c_uint) {
         let here = current()?;
         let _turn = here.enter();

@@ -83,6 +83,8 @@ fn live(kind: &str) -> Result<u64, Code> {
         "events" => machine.events.len(),
         "modules" => machine.modules.len(),
         "pools" => machine.pools.len(),
+        "graphs" => machine.graphs.len() + machine.executables.len(),
+        "memories" => machine.memories.len(),
         "ranges" => machine.space.len(),
         _ => return Err(Code::INVALID_VALUE),
     };

@@ -31,6 +31,8 @@ pub(crate) enum Step {
 pub(crate) struct Block<'a> {
     pub(crate) memory: View<'a>,
     pub(crate) arguments: &'a [Vec<u8>],
+    /// How many there are.
+    pub(crate) blocks: u64,
     /// Counted along x, then y, then z.
     pub(crate) index: u64,
     pub(crate) turn: &'a mut Turn,
@@ -43,6 +45,8 @@ pub(crate) struct Turn {
     looked: u64,
     leave: u64,
     hurry: u64,
+    /// Questions of the host that were answered.
+    answered: u64,
 }
 
 /// A loop that waits ends after this time, as in CUDA: one that hangs takes the machine with it.
@@ -57,6 +61,9 @@ impl Kernel {
         match name {
             "number" => kernel(&[8, 4], number),
             "increment" => kernel(&[8, 8, 4], increment),
+            "ww_stamp" => kernel(&[8], stamp),
+            "ww_exchange" => kernel(&[8, 4, 8], exchange),
+            "ww_busy" => kernel(&[8], busy),
             "empty" => kernel(&[], |_| Ok(Step::Done)),
             "blocking" => kernel(&[8], blocking),
             "failing" => kernel(&[8], failing),
@@ -67,6 +74,34 @@ impl Kernel {
             _ => None,
         }
     }
+}
+
+/// Of the backend's own clock, as the ones below.
+fn stamp(block: &mut Block<'_>) -> Result<Step, Code> {
+    block.memory.write_long(block.long(0), now_ns())?;
+    Ok(Step::Done)
+}
+
+/// A turn is one look at the host's word.
+fn exchange(block: &mut Block<'_>) -> Result<Step, Code> {
+    let (words, questions, limit, now) = (block.long(0), block.word(1), block.long(2), now_ns());
+    let began = *block.turn.began.get_or_insert(now);
+    let question = block.turn.answered + 1;
+    if question > u64::from(questions) {
+        return Ok(Step::Done);
+    }
+    if block.memory.read_long(words)? < question {
+        return Ok(if now - began > limit { Step::Done } else { Step::Again });
+    }
+    block.memory.write_long(words + question * 8, now)?;
+    (block.turn.answered, block.turn.began) = (question, Some(now));
+    Ok(Step::Again)
+}
+
+fn busy(block: &mut Block<'_>) -> Result<Step, Code> {
+    let now = now_ns();
+    let began = *block.turn.began.get_or_insert(now);
+    Ok(if now - began < block.long(0) { Step::Again } else { Step::Done })
 }
 
 fn number(block: &mut Block<'_>) -> Result<Step, Code> {
@@ -205,7 +240,7 @@ impl Block<'_> {
         (self.turn.began, self.turn.looked) = (Some(now), now);
         self.read_orders(slice.mirror)?;
         self.memory.write_long(self.block_words(slice), slice.number + 1)?;
-        Ok(self.memory.read(slice.done + self.index * 4)? == 0)
+        Ok(slice.number >= self.turn.leave && self.memory.read(slice.done + self.index * 4)? == 0)
     }
 
     /// `ww_should_yield`.
@@ -214,6 +249,7 @@ impl Block<'_> {
         if now - self.turn.looked >= if first { 1000 } else { 500 } && slice.number >= self.turn.leave {
             let before = (self.turn.leave, self.turn.hurry);
             self.read_orders(if first { slice.orders } else { slice.mirror })?;
+            // `ww_heard`.
             if first && before != (self.turn.leave, self.turn.hurry) {
                 self.memory.write_long(slice.mirror, self.turn.leave)?;
                 self.memory.write_long(slice.mirror + 8, self.turn.hurry)?;
@@ -233,7 +269,14 @@ impl Block<'_> {
             self.memory.write(slice.done + self.index * 4, 1)?;
             self.memory.write_long(words + 16, 1)?;
         }
-        self.memory.write_long(words + 8, slice.number + 1)
+        self.memory.write_long(words + 8, slice.number + 1)?;
+        let before = self.memory.add_long(slice.mirror + 16, 1)?;
+        if (before + 1).is_multiple_of(self.blocks) {
+            // One store on a device: whoever sees the first word sees the second.
+            self.memory.write_long(slice.orders + 24, self.memory.read_long(slice.mirror)?)?;
+            self.memory.write_long(slice.orders + 16, slice.number + 1)?;
+        }
+        Ok(())
     }
 
     fn read_orders(&mut self, from: u64) -> Result<(), Code> {

@@ -14,11 +14,14 @@ use crate::{
     context::Context,
     control::{number, setting},
     exports::Code,
+    graph::{Executable, Graph},
+    linker::Linker,
     module::{Function, Module},
     pool::Pool,
     registry::Registry,
     space::Space,
     stream::{Event, Stream},
+    virtual_memory::Memory,
     work::Workers,
 };
 
@@ -36,6 +39,12 @@ pub(crate) struct Machine {
     pub(crate) pools: Registry<Pool>,
     pub(crate) modules: Registry<Module>,
     pub(crate) functions: Registry<Function>,
+    pub(crate) linkers: Registry<Linker>,
+    pub(crate) graphs: Registry<Graph>,
+    pub(crate) executables: Registry<Executable>,
+    pub(crate) memories: Registry<Memory>,
+    /// Addresses that were reserved, with their lengths.
+    pub(crate) reservations: Mutex<BTreeMap<u64, usize>>,
     /// The code of the fault that ended every context; 0 while there was none.
     fault: AtomicI32,
 }
@@ -153,6 +162,11 @@ impl Machine {
             pools: Registry::default(),
             modules: Registry::default(),
             functions: Registry::default(),
+            linkers: Registry::default(),
+            graphs: Registry::default(),
+            executables: Registry::default(),
+            memories: Registry::default(),
+            reservations: Mutex::default(),
             fault: AtomicI32::new(0),
         }
     }
@@ -212,6 +226,10 @@ pub(crate) fn attributes(desc: &DeviceDesc) -> BTreeMap<c_int, c_int> {
         (50, 0), // PCI domain
         (75, 9), // compute capability
         (76, 0),
+        (97, 227 << 10),                                   // the same, for kernels that ask
+        (99, 1),                                           // registers host memory
+        (102, 1),                                          // virtual memory
+        (103, c_int::from(cfg!(target_os = "linux"))),     // shares it by file descriptor
         (88, 0),                                           // pageable memory
         (100, c_int::from(setting("coherent").is_some())), // the host's page tables
         (115, 1),                                          // memory pools

@@ -46,21 +46,21 @@ pub(crate) struct PoolProps {
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Location {
-    kind: c_uint,
-    id: c_int,
+    pub(crate) kind: c_uint,
+    pub(crate) id: c_int,
 }
 
 /// `CUmemAccessDesc`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct AccessDesc {
-    location: Location,
-    flags: c_uint,
+    pub(crate) location: Location,
+    pub(crate) flags: c_uint,
 }
 
 /// `CU_MEM_ALLOCATION_TYPE_PINNED`, and `CU_MEM_LOCATION_TYPE_DEVICE`.
-const PINNED: c_uint = 1;
-const ON_DEVICE: c_uint = 1;
+pub(crate) const PINNED: c_uint = 1;
+pub(crate) const ON_DEVICE: c_uint = 1;
 
 /// `CUmemPool_attribute`.
 const RELEASE_THRESHOLD: c_int = 4;
@@ -235,11 +235,45 @@ exports! {
         here.machine.space.free_pinned(pointer.addr() as u64)
     }
 
+    fn cuMemHostRegister_v2(val pointer: *mut c_void, val size: usize, val flags: c_uint) {
+        let here = current()?;
+        let _turn = here.enter();
+        if flags > 15 || pointer.is_null() {
+            return Err(Code::INVALID_VALUE);
+        }
+        here.machine.space.register(pointer.expose_provenance() as u64, size as u64, &here.context)
+    }
+
+    fn cuMemHostUnregister(val pointer: *mut c_void) {
+        let here = current()?;
+        let _turn = here.enter_cold()?;
+        here.machine.space.unregister(pointer.addr() as u64)
+    }
+
+    fn cuPointerGetAttribute(out value: u64, val attribute: c_int, val address: u64) {
+        let here = current()?;
+        let (start, len, owner) = here.machine.space.about(address)?;
+        let device = match &owner {
+            Owner::Pool(pool) => Some(pool.device),
+            Owner::Mapped(mapping) => Some(mapping.memory.device),
+            Owner::Pinned(_) | Owner::Registered(_) => None,
+        };
+        match attribute {
+            // The kind of memory, an integer: of the host, or of a device.
+            2 => value.cast::<c_uint>().set(if device.is_some() { 2 } else { 1 }),
+            9 => value.cast::<c_int>().set(device.map_or(-2, |device| c_int::try_from(device).unwrap_or(-2))),
+            11 => value.set(start),
+            12 => value.set(len),
+            _ => Err(Code::INVALID_VALUE),
+        }
+    }
+
     fn cuMemHostGetDevicePointer_v2(out address: u64, val pointer: *mut c_void, val flags: c_uint) {
         let here = current()?;
         let _turn = here.enter();
         let start = pointer.addr() as u64;
-        if flags != 0 || !here.machine.space.holds(start, 1) {
+        let (_, _, owner) = here.machine.space.about(start)?;
+        if flags != 0 || !matches!(owner, Owner::Pinned(_) | Owner::Registered(_)) {
             return Err(Code::INVALID_VALUE);
         }
         address.set(start)

@@ -48,6 +48,13 @@ impl<T> Registry<T> {
         self.lock().retain(|_, object| keep(object));
     }
 
+    /// The handle of an object that is live.
+    pub(crate) fn handle_of(&self, object: &Arc<T>) -> Result<Raw, Code> {
+        let objects = self.lock();
+        let found = objects.iter().find(|(_, other)| Arc::ptr_eq(other, object)).map(|(handle, _)| *handle);
+        found.map(std::ptr::without_provenance_mut).ok_or(Code::INVALID_HANDLE)
+    }
+
     pub(crate) fn len(&self) -> usize {
         self.lock().len()
     }

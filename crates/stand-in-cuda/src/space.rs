@@ -7,11 +7,11 @@ use std::{
     collections::BTreeMap,
     sync::{
         Arc, PoisonError, RwLock, RwLockReadGuard,
-        atomic::{AtomicU32, AtomicU64, Ordering},
+        atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering},
     },
 };
 
-use crate::{context::Context, exports::Code, pool::Pool};
+use crate::{context::Context, exports::Code, pool::Pool, virtual_memory::Mapping};
 
 /// What new memory holds, so that nobody relies on zeros.
 const LITTER: u8 = 0xa5;
@@ -39,6 +39,10 @@ pub(crate) enum Owner {
     Pool(Arc<Pool>),
     /// Of the host, pinned through this context.
     Pinned(Arc<Context>),
+    /// Of the host and of somebody else, registered through this context.
+    Registered(Arc<Context>),
+    /// A mapping, for the devices that were given access.
+    Mapped(Arc<Mapping>),
 }
 
 impl Space {
@@ -81,12 +85,81 @@ impl Space {
         Ok(())
     }
 
+    /// Takes note of memory that somebody else allocated.
+    pub(crate) fn register(&self, start: u64, len: u64, context: &Arc<Context>) -> Result<(), Code> {
+        let end = start.checked_add(len).filter(|_| len > 0).ok_or(Code::INVALID_VALUE)?;
+        let mut ranges = self.ranges.write().unwrap_or_else(PoisonError::into_inner);
+        let before = ranges.range(..end).next_back();
+        if before.is_some_and(|(&other, range)| other + range.len > start) {
+            return Err(Code::ALREADY_REGISTERED);
+        }
+        let owner = Owner::Registered(Arc::clone(context));
+        ranges.insert(start, Range { len, mapped: 0, owner, leaving: false });
+        Ok(())
+    }
+
+    pub(crate) fn unregister(&self, start: u64) -> Result<(), Code> {
+        let mut ranges = self.ranges.write().unwrap_or_else(PoisonError::into_inner);
+        let known = ranges.get(&start).is_some_and(|range| matches!(range.owner, Owner::Registered(_)));
+        if !known {
+            return Err(Code::NOT_REGISTERED);
+        }
+        ranges.remove(&start);
+        Ok(())
+    }
+
+    /// Maps memory at addresses that `reserve` gave.
+    pub(crate) fn map_at(
+        &self,
+        start: u64,
+        len: usize,
+        offset: u64,
+        mapping: Arc<Mapping>,
+    ) -> Result<(), Code> {
+        let mut ranges = self.ranges.write().unwrap_or_else(PoisonError::into_inner);
+        let before = ranges.range(..start.saturating_add(len as u64)).next_back();
+        if before.is_some_and(|(&other, range)| other + range.len > start) {
+            return Err(Code::INVALID_VALUE);
+        }
+        map_file(start, len, &mapping.memory.file, offset).ok_or(Code::OUT_OF_MEMORY)?;
+        ranges.insert(
+            start,
+            Range { len: len as u64, mapped: len, owner: Owner::Mapped(mapping), leaving: false },
+        );
+        Ok(())
+    }
+
+    pub(crate) fn unmap_at(&self, start: u64, len: usize) -> Result<(), Code> {
+        let mut ranges = self.ranges.write().unwrap_or_else(PoisonError::into_inner);
+        let known = ranges
+            .get(&start)
+            .is_some_and(|range| matches!(range.owner, Owner::Mapped(_)) && range.mapped == len);
+        if !known {
+            return Err(Code::INVALID_VALUE);
+        }
+        unmap(start, len);
+        let gone = ranges.remove(&start);
+        // Outside the lock: the last mapping of memory gives it back.
+        drop(ranges);
+        drop(gone);
+        Ok(())
+    }
+
+    /// What is known of the memory that an address is in: where it starts, its length, and whose it is.
+    pub(crate) fn about(&self, address: u64) -> Result<(u64, u64, Owner), Code> {
+        let ranges = self.ranges.read().unwrap_or_else(PoisonError::into_inner);
+        let (&start, range) = ranges.range(..=address).next_back().ok_or(Code::INVALID_VALUE)?;
+        let is_inside = address - start < range.len && !range.leaving;
+        if is_inside { Ok((start, range.len, range.owner.clone())) } else { Err(Code::INVALID_VALUE) }
+    }
+
     /// What a context pinned goes with it.
     pub(crate) fn free_pinned_of(&self, context: &Arc<Context>) {
         let mut ranges = self.ranges.write().unwrap_or_else(PoisonError::into_inner);
         ranges.retain(|&start, range| {
-            let goes = matches!(&range.owner, Owner::Pinned(owner) if Arc::ptr_eq(owner, context));
-            if goes {
+            let goes = matches!(&range.owner, Owner::Pinned(owner) | Owner::Registered(owner)
+                if Arc::ptr_eq(owner, context));
+            if goes && range.mapped > 0 {
                 unmap(start, range.mapped);
             }
             !goes
@@ -135,7 +208,8 @@ impl<'a> View<'a> {
         let inside = len <= range.len && address - start <= range.len - len;
         let reached = match &range.owner {
             Owner::Pool(pool) => pool.admits(self.device),
-            Owner::Pinned(_) => true,
+            Owner::Pinned(_) | Owner::Registered(_) => true,
+            Owner::Mapped(mapping) => mapping.admits(self.device),
         };
         if inside && reached { Ok(()) } else { Err(Code::ILLEGAL_ADDRESS) }
     }
@@ -187,6 +261,24 @@ impl<'a> View<'a> {
         self.word(address).map(|(_ranges, word)| word.store(value, Ordering::Release))
     }
 
+    #[expect(unsafe_code, reason = "the memory of a device")]
+    pub(crate) fn write_half(&self, address: u64, value: u32) -> Result<(), Code> {
+        if !address.is_multiple_of(2) {
+            return Err(Code::MISALIGNED_ADDRESS);
+        }
+        let _ranges = self.find(address, 2)?;
+        let [low, high, ..] = value.to_le_bytes();
+        // SAFETY: as for `word`.
+        let half = unsafe { AtomicU16::from_ptr(pointer(address).cast()) };
+        half.store(u16::from_le_bytes([low, high]), Ordering::Release);
+        Ok(())
+    }
+
+    /// Adds and returns what was there before.
+    pub(crate) fn add_long(&self, address: u64, more: u64) -> Result<u64, Code> {
+        self.long(address).map(|(_ranges, word)| word.fetch_add(more, Ordering::AcqRel))
+    }
+
     pub(crate) fn read_long(&self, address: u64) -> Result<u64, Code> {
         self.long(address).map(|(_ranges, word)| word.load(Ordering::Acquire))
     }
@@ -210,12 +302,15 @@ fn fill(start: u64, len: usize, value: u8) {
 
 #[cfg(target_os = "linux")]
 mod system {
-    use std::ffi::{c_int, c_long, c_void};
+    use std::ffi::{c_char, c_int, c_long, c_uint, c_void};
 
     const NONE: c_int = 0;
     const READ_WRITE: c_int = 3;
     const PRIVATE_ANONYMOUS: c_int = 0x22;
     const FIXED_NO_RESERVE: c_int = 0x4010;
+    const FIXED: c_int = 0x10;
+    const SHARED: c_int = 1;
+    const CLOSE_ON_EXEC: c_uint = 1;
 
     // SAFETY: the declaration is that of the C library on 64-bit Linux.
     #[expect(unsafe_code, reason = "asks the operating system for memory")]
@@ -228,6 +323,7 @@ mod system {
             file: c_int,
             offset: c_long,
         ) -> *mut c_void;
+        fn memfd_create(name: *const c_char, flags: c_uint) -> c_int;
     }
 
     #[expect(unsafe_code, reason = "asks the operating system for memory")]
@@ -236,6 +332,41 @@ mod system {
         let start = unsafe { mmap(std::ptr::null_mut(), len, READ_WRITE, PRIVATE_ANONYMOUS, -1, 0) };
         // The system's answer for "no" is -1.
         (start.addr() != usize::MAX).then(|| start.expose_provenance() as u64)
+    }
+
+    /// Addresses with nothing behind them.
+    #[expect(unsafe_code, reason = "asks the operating system for addresses")]
+    pub(crate) fn reserve(len: usize) -> Option<u64> {
+        let flags = PRIVATE_ANONYMOUS | (FIXED_NO_RESERVE & !FIXED);
+        // SAFETY: as for `map`.
+        let start = unsafe { mmap(std::ptr::null_mut(), len, NONE, flags, -1, 0) };
+        (start.addr() != usize::MAX).then(|| start.expose_provenance() as u64)
+    }
+
+    /// A part of a file at addresses that were reserved.
+    #[expect(unsafe_code, reason = "asks the operating system for memory")]
+    pub(super) fn map_file(start: u64, len: usize, file: &std::fs::File, offset: u64) -> Option<()> {
+        use std::os::fd::AsRawFd as _;
+        let (at, offset) = (super::pointer(start).cast(), c_long::try_from(offset).ok()?);
+        // SAFETY: replaces addresses that `reserve` gave and where nothing is mapped (the caller looked, under
+        // the lock that every access holds).
+        let mapped = unsafe { mmap(at, len, READ_WRITE, SHARED | FIXED, file.as_raw_fd(), offset) };
+        (mapped.addr() != usize::MAX).then_some(())
+    }
+
+    /// A file without a name, in memory.
+    #[expect(unsafe_code, reason = "asks the operating system for a file")]
+    pub(crate) fn memory_file(name: &std::ffi::CStr, len: u64) -> std::io::Result<std::fs::File> {
+        use std::os::fd::FromRawFd as _;
+        // SAFETY: a terminated name that lives until the return.
+        let descriptor = unsafe { memfd_create(name.as_ptr(), CLOSE_ON_EXEC) };
+        if descriptor < 0 {
+            return Err(std::io::Error::last_os_error());
+        }
+        // SAFETY: made just now, and nobody else has it.
+        let file = unsafe { std::fs::File::from_raw_fd(descriptor) };
+        file.set_len(len)?;
+        Ok(file)
     }
 
     #[expect(unsafe_code, reason = "gives memory back to the operating system")]
@@ -255,6 +386,21 @@ mod system {
     }
 
     pub(super) fn unmap(_start: u64, _len: usize) {}
+
+    // Elsewhere memory is not shared between processes: the calls that would do it run out of it.
+
+    pub(crate) fn reserve(_len: usize) -> Option<u64> {
+        None
+    }
+
+    pub(super) fn map_file(_start: u64, _len: usize, _file: &std::fs::File, _offset: u64) -> Option<()> {
+        None
+    }
+
+    pub(crate) fn memory_file(_name: &std::ffi::CStr, _len: u64) -> std::io::Result<std::fs::File> {
+        Err(std::io::ErrorKind::Unsupported.into())
+    }
 }
 
-use system::{map, unmap};
+use system::{map, map_file, unmap};
+pub(crate) use system::{memory_file, reserve};

@@ -2,15 +2,17 @@
 
 use std::{
     collections::VecDeque,
-    ffi::c_uint,
+    ffi::{c_int, c_uint},
     fmt,
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
 };
 
 use crate::{
-    context::{Context, Here, LOOK, current},
+    context::{Context, Here, LOOK, Ticket, current},
     exports::{Code, Outcome, Raw, exports},
+    graph::Graph,
     machine::{Machine, running},
+    task::Task,
 };
 
 /// Whoever enqueues more than this waits until there is room.
@@ -21,6 +23,8 @@ pub(crate) struct Stream {
     pub(crate) context: Arc<Context>,
     line: Mutex<Line>,
     shorter: Condvar,
+    /// What is recorded and not done, while a capture goes on.
+    capture: Mutex<Option<Vec<Task>>>,
 }
 
 #[derive(Default)]
@@ -32,8 +36,8 @@ struct Line {
 
 /// One thing to do.
 pub(crate) enum Op {
-    /// A copy, a kernel or the like; an error is a fault.
-    Work(Box<dyn FnOnce() -> Outcome + Send>),
+    /// A copy, a kernel or the like; an error is a fault. Cold calls wait for the ticket.
+    Task(Task, Option<Ticket>),
     /// Takes memory back, whatever has happened.
     Free(Box<dyn FnOnce() + Send>),
     /// Marks the record with this number.
@@ -68,7 +72,27 @@ impl Here {
 
 impl Stream {
     pub(crate) fn new(context: &Arc<Context>) -> Self {
-        Self { context: Arc::clone(context), line: Mutex::default(), shorter: Condvar::new() }
+        Self {
+            context: Arc::clone(context),
+            line: Mutex::default(),
+            shorter: Condvar::new(),
+            capture: Mutex::default(),
+        }
+    }
+
+    /// Puts work at the end, or into the capture that goes on.
+    pub(crate) fn push_task(self: &Arc<Self>, task: Task) -> Outcome {
+        if let Some(recorded) = &mut *self.capture() {
+            recorded.push(task);
+            return Ok(());
+        }
+        let ticket = task.ticket(&self.context);
+        self.push(Op::Task(task, ticket));
+        Ok(())
+    }
+
+    fn capture(&self) -> MutexGuard<'_, Option<Vec<Task>>> {
+        self.capture.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Puts something at the end, once there is room.
@@ -100,8 +124,8 @@ impl Stream {
                 Op::Free(free) => free(),
                 // After a fault nothing else runs any more; what an operation holds is let go.
                 _ if self.is_over(machine) => {}
-                Op::Work(work) => {
-                    if let Err(code) = work()
+                Op::Task(task, _ticket) => {
+                    if let Err(code) = task.run(machine, &self.context)
                         && !self.context.is_dead()
                     {
                         machine.break_down(code);
@@ -163,6 +187,44 @@ exports! {
         let here = current()?;
         let _turn = here.enter();
         here.machine.streams.remove(stream).map(|_| ())
+    }
+
+    fn cuStreamGetCtx(val stream: Raw, out context: Raw) {
+        let here = current()?;
+        let _turn = here.enter();
+        let stream = here.stream(stream)?;
+        context.set(here.machine.contexts.handle_of(&stream.context)?)
+    }
+
+    fn cuStreamIsCapturing(val stream: Raw, out status: c_int) {
+        let here = current()?;
+        let _turn = here.enter();
+        let stream = here.stream(stream)?;
+        let is_capturing = stream.capture().is_some();
+        status.set(is_capturing.into())
+    }
+
+    fn cuStreamBeginCapture_v2(val stream: Raw, val mode: c_int) {
+        let here = current()?;
+        let _turn = here.enter();
+        // The default stream cannot be captured.
+        if stream.addr() <= 2 || !(0..=2).contains(&mode) {
+            return Err(Code::INVALID_VALUE);
+        }
+        let stream = here.stream(stream)?;
+        let mut capture = stream.capture();
+        if capture.is_some() {
+            return Err(Code::ILLEGAL_STATE);
+        }
+        *capture = Some(Vec::new());
+        Ok(())
+    }
+
+    fn cuStreamEndCapture(val stream: Raw, out graph: Raw) {
+        let here = current()?;
+        let _turn = here.enter();
+        let recorded = here.stream(stream)?.capture().take().ok_or(Code::ILLEGAL_STATE)?;
+        graph.set(here.machine.graphs.add(Arc::new(Graph::chain(recorded))))
     }
 
     fn cuStreamWaitEvent(val stream: Raw, val event: Raw, val flags: c_uint) {

@@ -207,7 +207,8 @@ fn code_that_has_no_function_here_is_refused() {
     let rig = Rig::new();
     assert_eq!(rig.launch("of_somebody_else", "", 0), 218);
     assert_eq!(rig.launch("blocking", ".param .u32 a", 0), 218);
-    let elf = *b"\x7fELF\x02\0\0\0";
+    let mut elf = [0_u8; 64];
+    elf[..5].copy_from_slice(b"\x7fELF\x02");
     let mut module = ptr::null_mut();
     let loaded = call!(rig, cuModuleLoadDataEx(
         &mut module => *mut Raw, elf.as_ptr().cast() => *const c_void, 0 => c_uint,

@@ -8,7 +8,6 @@ use std::{
 };
 
 use crate::{
-    context::current,
     exports::{Code, Outcome, exports},
     machine::{Machine, reach_each_other, running, uuid_text},
     pool::{AccessDesc, Location, ON_DEVICE, PINNED},
@@ -206,9 +205,8 @@ exports! {
     fn cuMemExportToShareableHandle(
         out descriptor: c_int, val handle: c_ulonglong, val kind: c_int, val flags: c_ulonglong
     ) {
-        let here = current()?;
         let handle = usize::try_from(handle).map_err(|_| Code::INVALID_VALUE)?;
-        let memory = here.machine.memories.get(std::ptr::without_provenance_mut(handle))?;
+        let memory = running()?.memories.get(std::ptr::without_provenance_mut(handle))?;
         if kind != DESCRIPTOR || flags != 0 {
             return Err(Code::INVALID_VALUE);
         }
@@ -217,12 +215,12 @@ exports! {
     }
 
     fn cuMemImportFromShareableHandle(out handle: c_ulonglong, val descriptor: *mut c_void, val kind: c_int) {
-        let here = current()?;
+        let machine = running()?;
         let descriptor = c_int::try_from(descriptor.addr()).map_err(|_| Code::INVALID_VALUE)?;
         if kind != DESCRIPTOR {
             return Err(Code::INVALID_VALUE);
         }
-        let memory = adopt(here.machine, descriptor)?;
-        handle.set(here.machine.memories.add(Arc::new(memory)).addr() as u64)
+        let memory = adopt(machine, descriptor)?;
+        handle.set(machine.memories.add(Arc::new(memory)).addr() as u64)
     }
 }

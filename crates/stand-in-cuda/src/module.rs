@@ -42,6 +42,7 @@ struct Log {
 }
 
 impl Log {
+    #[expect(unsafe_code, reason = "writes to the caller's memory")]
     fn find(count: c_uint, options: &In<c_int>, values: &In<*mut c_void>) -> Result<Option<Self>, Code> {
         let (mut buffer, mut bytes) = (None, 0);
         for index in 0..count as usize {
@@ -52,7 +53,11 @@ impl Log {
                 _ => {}
             }
         }
-        Ok(buffer.filter(|_| bytes > 0).map(|buffer| Self { buffer: Out::to(buffer.cast()), bytes }))
+        let Some(place) = buffer.filter(|_| bytes > 0) else { return Ok(None) };
+        // SAFETY: the caller of `cuModuleLoadDataEx` vouches that the one option names a buffer of as many
+        // bytes as the other says.
+        let buffer = unsafe { Out::to(place.cast()) };
+        Ok(Some(Self { buffer, bytes }))
     }
 
     fn write(&self, words: &str) -> Outcome {
@@ -62,8 +67,10 @@ impl Log {
 }
 
 /// The text of an image, which ends in a zero byte.
+#[expect(unsafe_code, reason = "reads the caller's memory")]
 fn text_of(image: *const c_void) -> Result<String, Code> {
-    let first = In::from(image.cast::<u8>()).get()?;
+    // SAFETY: an image has a first byte, whatever it is (the caller's duty, by the manual).
+    let first = unsafe { In::from(image.cast::<u8>()) }.get()?;
     if first == 0x7f {
         // Machine code of a GPU, which no host runs.
         return Err(Code::NO_BINARY_FOR_GPU);

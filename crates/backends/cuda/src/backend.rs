@@ -77,7 +77,7 @@ impl CudaBackend {
             compiler: config.nvrtc.as_ref().map_or_else(|| Compiler::find_at_most(cuda_major), Compiler::at),
             infos: facts.iter().map(|facts| facts.info.clone()).collect(),
             reactor,
-            cache: CubinCache::of_environment(),
+            cache: config.cache.clone().map_or_else(CubinCache::of_environment, CubinCache::at),
             open: Mutex::default(),
         };
         let slots = facts.into_iter().map(|facts| Slot { facts, open: Mutex::default() }).collect();

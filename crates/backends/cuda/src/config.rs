@@ -22,6 +22,9 @@ pub struct CudaConfig {
     /// The management library, `libnvidia-ml.so.1`.
     #[cfg(feature = "nvml")]
     pub nvml: Option<PathBuf>,
+    /// The folder where machine code of earlier runs is kept; an empty path keeps none. By default the
+    /// environment names it: `WARPWEFT_CACHE_DIR`, or `warpweft` in the user's cache.
+    pub cache: Option<PathBuf>,
 }
 
 impl CudaConfig {
@@ -35,6 +38,17 @@ impl CudaConfig {
     pub fn with_nvrtc(mut self, path: impl Into<PathBuf>) -> Self {
         self.nvrtc = Some(path.into());
         self
+    }
+
+    /// Names the folder for machine code of earlier runs.
+    pub fn with_cache(mut self, folder: impl Into<PathBuf>) -> Self {
+        self.cache = Some(folder.into());
+        self
+    }
+
+    /// Keeps no machine code: for drivers that make it for themselves alone.
+    pub fn without_cache(self) -> Self {
+        self.with_cache("")
     }
 
     /// The management library, where there may be one.

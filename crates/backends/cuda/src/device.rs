@@ -452,7 +452,9 @@ impl Residents for CudaDevice {
     }
 
     fn give_way(&self) -> GiveWay {
-        GiveWay::new(self.context.cold.open())
+        // In a forked process nothing runs that could give way, and the gate's lock may be held for good.
+        let opened = (!self.context.is_left()).then(|| self.context.cold.open());
+        GiveWay::new(opened)
     }
 }
 

@@ -113,7 +113,7 @@ macro_rules! driver_functions {
         #[expect(clippy::too_many_arguments, reason = "signatures are the driver's")]
         impl Driver {
             $(
-                /// Calls the driver's function of this name.
+                /// Calls the driver's function of this name, unless this process was forked meanwhile.
                 ///
                 /// # Safety
                 ///
@@ -122,6 +122,7 @@ macro_rules! driver_functions {
                 /// - Pointers are valid for what the manual says is read and written through them, and
                 ///   device addresses for what the enqueued work does, until that work is over.
                 pub(crate) unsafe fn $name(&self, $($arg: $kind),*) -> Result<(), DriverError> {
+                    self.require_origin()?;
                     // SAFETY: the pointer was resolved from the driver under this name and signature and
                     // stays valid with `self.library`; the rest are the caller's duties.
                     let code = unsafe { (self.functions.$name)($($arg),*) };
@@ -340,7 +341,7 @@ impl Driver {
     }
 
     /// Refuses in a process that was forked from the one that opened the driver.
-    pub(crate) fn require_origin(&self) -> Result<(), DriverError> {
+    fn require_origin(&self) -> Result<(), DriverError> {
         if !self.origin.is_left() {
             return Ok(());
         }

@@ -176,8 +176,11 @@ impl Image {
         text: &str,
     ) -> Result<Self, LoadError> {
         let key = CubinCache::key(&context.driver, capability, text.as_bytes());
-        if let Some(cubin) = cache.get(key) {
-            return Self::load(context, &cubin);
+        // One that is refused was made by another driver that says the same of itself: it is made anew.
+        if let Some(kept) = cache.get(key).map(|cubin| Self::load(context, &cubin))
+            && !matches!(kept, Err(LoadError::Rejected { .. }))
+        {
+            return kept;
         }
         let text = CString::new(text)
             .map_err(|_| LoadError::Rejected { log: "the PTX holds a zero byte".to_owned() })?;

@@ -272,9 +272,10 @@ impl Block<'_> {
         self.memory.write_long(words + 8, slice.number + 1)?;
         let before = self.memory.add_long(slice.mirror + 16, 1)?;
         if (before + 1).is_multiple_of(self.blocks) {
-            // One store on a device: whoever sees the first word sees the second.
-            self.memory.write_long(slice.orders + 24, self.memory.read_long(slice.mirror)?)?;
+            // One store on a device: whoever sees the second word sees the first.
+            let leave = self.memory.read_long(slice.mirror)?;
             self.memory.write_long(slice.orders + 16, slice.number + 1)?;
+            self.memory.write_long(slice.orders + 24, leave)?;
         }
         Ok(())
     }

@@ -19,6 +19,11 @@ pub(crate) enum Task {
         len: usize,
     },
     Fill(Fill),
+    /// Writes eight bytes.
+    Write {
+        to: u64,
+        value: u64,
+    },
     Kernel {
         function: Arc<Function>,
         grid: [c_uint; 3],
@@ -81,6 +86,7 @@ impl Task {
                 fill.check()?;
                 holds(fill.to, fill.span()?)
             }
+            Self::Write { to, .. } => holds(*to, 8),
             Self::Kernel { .. } => Ok(()),
             Self::All(tasks) => tasks.iter().try_for_each(|task| task.check(machine)),
         }
@@ -90,7 +96,7 @@ impl Task {
         match self {
             Self::Kernel { .. } => true,
             Self::All(tasks) => tasks.iter().any(Self::has_kernel),
-            Self::Copy { .. } | Self::Fill(_) => false,
+            Self::Copy { .. } | Self::Fill(_) | Self::Write { .. } => false,
         }
     }
 
@@ -103,6 +109,7 @@ impl Task {
         let memory = machine.space.seen_from(context.device);
         match self {
             Self::Copy { to, from, len } => memory.copy(*to, *from, *len),
+            Self::Write { to, value } => memory.write_long(*to, *value),
             Self::Fill(fill) => (0..fill.height).try_for_each(|row| {
                 let start = fill.to + (row * fill.pitch) as u64;
                 let [byte, ..] = fill.value.to_le_bytes();

@@ -90,8 +90,9 @@ macro_rules! driver_functions {
         const SYMBOLS: &[&str] = &["cuDriverGetVersion", "cuEventQuery", "cuGetErrorName", $(stringify!($symbol)),*];
 
         struct Functions {
-            /// The two whose answers are not errors, called by hand.
+            /// Those whose answers are not errors, called by hand.
             event_query: unsafe extern "C" fn(CUevent) -> c_int,
+            stream_query: unsafe extern "C" fn(CUstream) -> c_int,
             get_error_name: unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int,
             $($name: unsafe extern "C" fn($($kind),*) -> c_int,)*
         }
@@ -101,6 +102,7 @@ macro_rules! driver_functions {
             fn resolve(library: &Library) -> Option<Self> {
                 Some(Self {
                     event_query: resolve(library, "cuEventQuery")?,
+                    stream_query: resolve(library, "cuStreamQuery")?,
                     get_error_name: resolve(library, "cuGetErrorName")?,
                     $($name: resolve(library, stringify!($symbol))?,)*
                 })
@@ -170,6 +172,9 @@ driver_functions! {
     cuStreamCreate as stream_create(stream: *mut CUstream, flags: c_uint);
     cuStreamDestroy_v2 as stream_destroy(stream: CUstream);
     cuStreamWaitEvent as stream_wait_event(stream: CUstream, event: CUevent, flags: c_uint);
+    cuStreamWriteValue64_v2 as stream_write(
+        stream: CUstream, address: CUdeviceptr, value: c_ulonglong, flags: c_uint
+    );
     cuEventCreate as event_create(event: *mut CUevent, flags: c_uint);
     cuEventDestroy_v2 as event_destroy(event: CUevent);
     cuEventRecord as event_record(event: CUevent, stream: CUstream);
@@ -355,6 +360,20 @@ impl Driver {
         match unsafe { (self.functions.event_query)(event) } {
             NOT_READY => Ok(false),
             code => self.check("cuEventQuery", code).map(|()| true),
+        }
+    }
+
+    /// Whether all work in a stream is over.
+    ///
+    /// # Safety
+    ///
+    /// - The stream is live, and its context is current.
+    #[expect(unsafe_code, reason = "the raw functions of the driver")]
+    pub(crate) unsafe fn stream_is_done(&self, stream: CUstream) -> Result<bool, DriverError> {
+        // SAFETY: the caller's duties; the code as in `event_is_done`.
+        match unsafe { (self.functions.stream_query)(stream) } {
+            NOT_READY => Ok(false),
+            code => self.check("cuStreamQuery", code).map(|()| true),
         }
     }
 

@@ -178,9 +178,19 @@ impl CudaDevice {
         device.downcast_ref()
     }
 
+    /// The same with a share in it.
+    pub(crate) fn of_shared(device: &Arc<dyn Device>) -> Option<Arc<Self>> {
+        let device: Arc<dyn Any + Send + Sync> = Arc::clone(device) as _;
+        device.downcast().ok()
+    }
+
     /// What calls on the device go through, and what it reaches.
     pub(crate) fn surroundings(&self) -> (&Arc<Context>, &Arc<PeerTable>, &Arc<Clock>) {
         (&self.context, &self.shared.peers, &self.clock)
+    }
+
+    pub(crate) const fn arena(&self) -> &Arc<Arena> {
+        &self.arena
     }
 
     fn id(&self) -> DeviceId {

@@ -84,6 +84,7 @@ mod module;
 #[cfg(feature = "nvml")]
 mod nvml;
 mod peer;
+mod probe;
 mod queue;
 mod reactor;
 mod resident;
@@ -99,3 +100,4 @@ pub use compiler::Compiler;
 pub use config::CudaConfig;
 pub use context::NativeContext;
 pub use interop::{ADDRESS, CONTEXT, STREAM};
+pub use probe::Probed;

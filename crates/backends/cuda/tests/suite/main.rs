@@ -7,6 +7,7 @@ mod injected;
 #[cfg(feature = "nvml")]
 mod links;
 mod opening;
+mod probe;
 mod residents;
 mod support;
 mod visible;

@@ -112,10 +112,14 @@ impl Stream {
     /// Does what is in it, until it is empty.
     pub(crate) fn run(&self) {
         let Ok(machine) = running() else { return };
+        // Kept until the marks behind a kernel are passed: who waited for the kernel finds them so.
+        let mut last: Option<Ticket> = None;
         loop {
             let mut line = self.line();
             let Some(op) = line.ops.pop_front() else {
                 line.served = false;
+                drop(line);
+                drop(last);
                 return;
             };
             drop(line);
@@ -124,15 +128,19 @@ impl Stream {
                 Op::Free(free) => free(),
                 // After a fault nothing else runs any more; what an operation holds is let go.
                 _ if self.is_over(machine) => {}
-                Op::Task(task, _ticket) => {
+                Op::Task(task, ticket) => {
                     if let Err(code) = task.run(machine, &self.context)
                         && !self.context.is_dead()
                     {
                         machine.break_down(code);
                     }
+                    last = ticket.or(last);
                 }
                 Op::Mark(event, number) => event.pass(number),
-                Op::Wait(event, number) => event.wait(number, || self.is_over(machine)),
+                Op::Wait(event, number) => {
+                    last = None;
+                    event.wait(number, || self.is_over(machine));
+                }
             }
         }
     }

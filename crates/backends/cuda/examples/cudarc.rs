@@ -3,6 +3,8 @@
 //!
 //! `cargo run -p warpweft-cuda --features cudarc --example cudarc` needs a GPU and NVRTC.
 
+#![expect(clippy::print_stdout, reason = "the program's result")]
+
 use std::{sync::Arc, time::Duration};
 
 use cudarc::{

@@ -63,6 +63,8 @@
 //! - A fault of a kernel loses the device for the process, as the driver has it. Its failure is kept, and
 //!   everything that comes later is refused with it.
 
+#[cfg(feature = "cudarc")]
+pub mod adapter;
 mod backend;
 mod baseline;
 mod cache;

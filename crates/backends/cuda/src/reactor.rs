@@ -2,7 +2,7 @@
 //!
 //! It asks the driver about events instead of being called by it: a host function in a stream
 //! (`cuLaunchHostFunc`) holds the stream until it returns and costs more than an event query on either side
-//! (figures in `docs/design/cuda-spike.md`).
+//! (figures in `docs/design/cuda.md`).
 
 use std::{
     io,

@@ -11,14 +11,18 @@ use std::{
 };
 
 use crate::{
+    capture::Captures,
     context::Context,
     control::{number, setting},
     exports::Code,
+    graph::{Executable, Graph},
+    link::Linker,
     module::{Function, Module},
     pool::Pool,
     registry::Registry,
     space::Space,
     stream::{Event, Stream},
+    virtual_memory::{Physical, Reservations},
     work::Workers,
 };
 
@@ -36,6 +40,12 @@ pub(crate) struct Machine {
     pub(crate) pools: Registry<Pool>,
     pub(crate) modules: Registry<Module>,
     pub(crate) functions: Registry<Function>,
+    pub(crate) linkers: Registry<Linker>,
+    pub(crate) graphs: Registry<Graph>,
+    pub(crate) executables: Registry<Executable>,
+    pub(crate) memories: Registry<Physical>,
+    pub(crate) reservations: Reservations,
+    pub(crate) captures: Captures,
     /// The code of the fault that ended every context; 0 while there was none.
     fault: AtomicI32,
 }
@@ -66,6 +76,10 @@ pub(crate) struct Primary {
     /// With its handle.
     pub(crate) context: Option<(usize, Arc<Context>)>,
 }
+
+/// Shared memory of a multiprocessor, and what a block of it may have at most.
+pub(crate) const SHARED_BYTES_OF_MULTIPROCESSOR: u32 = 228 << 10;
+pub(crate) const MOST_SHARED_BYTES: u32 = 227 << 10;
 
 static RUNNING: OnceLock<Machine> = OnceLock::new();
 
@@ -153,6 +167,12 @@ impl Machine {
             pools: Registry::default(),
             modules: Registry::default(),
             functions: Registry::default(),
+            linkers: Registry::default(),
+            graphs: Registry::default(),
+            executables: Registry::default(),
+            memories: Registry::default(),
+            reservations: Reservations::default(),
+            captures: Captures::default(),
             fault: AtomicI32::new(0),
         }
     }
@@ -212,9 +232,11 @@ pub(crate) fn attributes(desc: &DeviceDesc) -> BTreeMap<c_int, c_int> {
         (50, 0), // PCI domain
         (75, 9), // compute capability
         (76, 0),
-        (88, 0),                                           // pageable memory
-        (100, c_int::from(setting("coherent").is_some())), // the host's page tables
-        (115, 1),                                          // memory pools
+        (88, 0),                                               // pageable memory
+        (97, c_int::try_from(MOST_SHARED_BYTES).unwrap_or(0)), // shared memory of a block that asks for it
+        (100, c_int::from(setting("coherent").is_some())),     // the host's page tables
+        (103, c_int::from(cfg!(target_os = "linux"))),         // memory goes by descriptor
+        (115, 1),                                              // memory pools
     ])
 }
 

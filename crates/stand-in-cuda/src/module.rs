@@ -2,14 +2,18 @@
 
 use std::{
     ffi::{CStr, c_char, c_int, c_uint, c_void},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
 };
 
 use crate::{
     context::{Context, current},
     exports::{Code, In, Out, Outcome, Raw, exports},
+    image,
     kernels::Kernel,
-    machine::running,
+    machine::{MOST_SHARED_BYTES, running},
     ptx::{self, Entry},
 };
 
@@ -26,23 +30,44 @@ pub(crate) struct Function {
     pub(crate) module: Arc<Module>,
     pub(crate) entry: Entry,
     pub(crate) kernel: Kernel,
+    /// Dynamic shared memory that a launch may ask for.
+    most_shared: AtomicU32,
+}
+
+impl Function {
+    pub(crate) fn most_shared(&self) -> u32 {
+        // Relaxed, here and where it is set: a figure that orders nothing.
+        self.most_shared.load(Ordering::Relaxed)
+    }
 }
 
 /// `CUjit_option`.
 const ERROR_LOG: c_int = 5;
 const ERROR_LOG_BYTES: c_int = 6;
 
-/// `CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK`.
+/// `CUfunction_attribute`.
 const MAX_THREADS: c_int = 0;
+const SHARED_BYTES: c_int = 1;
+const LOCAL_BYTES: c_int = 3;
+const REGISTERS: c_int = 4;
+const MOST_DYNAMIC_SHARED_BYTES: c_int = 8;
 
-/// Where a compiler's words go.
-struct Log {
-    buffer: Out<u8>,
+/// What a function may have without asking.
+const USUAL_SHARED_BYTES: u32 = 48 << 10;
+
+/// Where a compiler's words go: the address of a buffer, and its length.
+#[derive(Debug)]
+pub(crate) struct Log {
+    buffer: usize,
     bytes: usize,
 }
 
 impl Log {
-    fn find(count: c_uint, options: &In<c_int>, values: &In<*mut c_void>) -> Result<Option<Self>, Code> {
+    pub(crate) fn find(
+        count: c_uint,
+        options: &In<c_int>,
+        values: &In<*mut c_void>,
+    ) -> Result<Option<Self>, Code> {
         let (mut buffer, mut bytes) = (None, 0);
         for index in 0..count as usize {
             let value = values.at(index)?;
@@ -52,21 +77,21 @@ impl Log {
                 _ => {}
             }
         }
-        Ok(buffer.filter(|_| bytes > 0).map(|buffer| Self { buffer: Out::to(buffer.cast()), bytes }))
+        Ok(buffer.filter(|_| bytes > 0).map(|buffer| Self { buffer: buffer.expose_provenance(), bytes }))
     }
 
-    fn write(&self, words: &str) -> Outcome {
+    pub(crate) fn write(&self, words: &str) -> Outcome {
+        let buffer: Out<u8> = Out::to(std::ptr::with_exposed_provenance_mut(self.buffer));
         let text = words.bytes().take(self.bytes - 1).chain([0]);
-        text.enumerate().try_for_each(|(at, byte)| self.buffer.at(at).set(byte))
+        text.enumerate().try_for_each(|(at, byte)| buffer.at(at).set(byte))
     }
 }
 
-/// The text of an image, which ends in a zero byte.
+/// The text of an image, which ends in a zero byte, or lies in an image of the linker's.
 fn text_of(image: *const c_void) -> Result<String, Code> {
-    let first = In::from(image.cast::<u8>()).get()?;
-    if first == 0x7f {
-        // Machine code of a GPU, which no host runs.
-        return Err(Code::NO_BINARY_FOR_GPU);
+    let bytes = In::from(image.cast::<u8>());
+    if bytes.get()? == 0x7f {
+        return image::ptx_of(&bytes);
     }
     Ok(terminated(image.cast()).to_string_lossy().into_owned())
 }
@@ -78,7 +103,7 @@ fn terminated<'a>(text: *const c_char) -> &'a CStr {
     unsafe { CStr::from_ptr(text) }
 }
 
-fn compile(text: &str) -> Result<Vec<Entry>, String> {
+pub(crate) fn compile(text: &str) -> Result<Vec<Entry>, String> {
     let entries = ptx::entries(text)?;
     for entry in &entries {
         let kernel = Kernel::named(&entry.name)
@@ -100,6 +125,7 @@ exports! {
         input values: *mut c_void
     ) {
         let here = current()?;
+        here.machine.captures.forbid()?;
         let log = Log::find(option_count, &options, &values)?;
         let _turn = here.enter_cold()?;
         match compile(&text_of(image)?) {
@@ -118,6 +144,7 @@ exports! {
 
     fn cuModuleUnload(val module: Raw) {
         let here = current()?;
+        here.machine.captures.forbid()?;
         let _turn = here.enter_cold()?;
         let gone = here.machine.modules.remove(module)?;
         here.machine.functions.retain(|function| !Arc::ptr_eq(&function.module, &gone));
@@ -131,12 +158,31 @@ exports! {
         let (module, name) = (here.machine.modules.get(module)?, name.get()?);
         let entry = module.entries.iter().find(|entry| entry.name == name).ok_or(Code::NOT_FOUND)?.clone();
         let kernel = Kernel::named(&name).ok_or(Code::NOT_FOUND)?;
-        function.set(here.machine.functions.add(Arc::new(Function { module, entry, kernel })))
+        function.set(here.machine.functions.add(Arc::new(Function {
+            module,
+            entry,
+            kernel,
+            most_shared: AtomicU32::new(USUAL_SHARED_BYTES),
+        })))
     }
 
     fn cuFuncGetAttribute(out value: c_int, val attribute: c_int, val function: Raw) {
-        running()?.functions.get(function)?;
-        if attribute == MAX_THREADS { value.set(1024) } else { Err(Code::INVALID_VALUE) }
+        let function = running()?.functions.get(function)?;
+        value.set(match attribute {
+            MAX_THREADS => 1024,
+            SHARED_BYTES | LOCAL_BYTES => 0,
+            REGISTERS => 32,
+            MOST_DYNAMIC_SHARED_BYTES => c_int::try_from(function.most_shared()).unwrap_or(c_int::MAX),
+            _ => return Err(Code::INVALID_VALUE),
+        })
+    }
+
+    fn cuFuncSetAttribute(val function: Raw, val attribute: c_int, val value: c_int) {
+        let function = running()?.functions.get(function)?;
+        let bytes = u32::try_from(value).ok().filter(|&bytes| bytes <= MOST_SHARED_BYTES);
+        let bytes = bytes.filter(|_| attribute == MOST_DYNAMIC_SHARED_BYTES).ok_or(Code::INVALID_VALUE)?;
+        function.most_shared.store(bytes, Ordering::Relaxed);
+        Ok(())
     }
 
     fn cuFuncGetParamInfo(val function: Raw, val index: usize, out offset: usize, out size: usize) {

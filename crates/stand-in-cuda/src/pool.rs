@@ -1,8 +1,8 @@
-//! Stream-ordered pools, and pinned host memory.
+//! Stream-ordered pools.
 
 use std::{
     collections::BTreeSet,
-    ffi::{c_int, c_uint, c_void},
+    ffi::{c_int, c_uint},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
@@ -46,21 +46,21 @@ pub(crate) struct PoolProps {
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Location {
-    kind: c_uint,
-    id: c_int,
+    pub(crate) kind: c_uint,
+    pub(crate) id: c_int,
 }
 
 /// `CUmemAccessDesc`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct AccessDesc {
-    location: Location,
-    flags: c_uint,
+    pub(crate) location: Location,
+    pub(crate) flags: c_uint,
 }
 
 /// `CU_MEM_ALLOCATION_TYPE_PINNED`, and `CU_MEM_LOCATION_TYPE_DEVICE`.
-const PINNED: c_uint = 1;
-const ON_DEVICE: c_uint = 1;
+pub(crate) const PINNED: c_uint = 1;
+pub(crate) const ON_DEVICE: c_uint = 1;
 
 /// `CUmemPool_attribute`.
 const RELEASE_THRESHOLD: c_int = 4;
@@ -190,7 +190,8 @@ exports! {
     fn cuMemAllocFromPoolAsync(out address: u64, val size: usize, val pool: Raw, val stream: Raw) {
         let here = current()?;
         let _turn = here.enter();
-        let (pool, _stream) = (here.machine.pools.get(pool)?, here.stream(stream)?);
+        let (pool, stream) = (here.machine.pools.get(pool)?, here.stream(stream)?);
+        stream.refuse_in_capture()?;
         if size == 0 || address.is_null() {
             return Err(Code::INVALID_VALUE);
         }
@@ -208,6 +209,7 @@ exports! {
         let here = current()?;
         let _turn = here.enter();
         let stream = here.stream(stream)?;
+        stream.refuse_in_capture()?;
         here.machine.space.leave(address)?;
         let machine = here.machine;
         stream.push(Op::Free(Box::new(move || {
@@ -217,31 +219,5 @@ exports! {
             }
         })));
         Ok(())
-    }
-
-    fn cuMemHostAlloc(out pointer: *mut c_void, val size: usize, val flags: c_uint) {
-        let here = current()?;
-        let _turn = here.enter();
-        if size == 0 || flags > 7 || pointer.is_null() {
-            return Err(Code::INVALID_VALUE);
-        }
-        let start = here.machine.space.allocate(size, Owner::Pinned(Arc::clone(&here.context)))?;
-        pointer.set(std::ptr::with_exposed_provenance_mut(usize::try_from(start).unwrap_or(0)))
-    }
-
-    fn cuMemFreeHost(val pointer: *mut c_void) {
-        let here = current()?;
-        let _turn = here.enter_cold()?;
-        here.machine.space.free_pinned(pointer.addr() as u64)
-    }
-
-    fn cuMemHostGetDevicePointer_v2(out address: u64, val pointer: *mut c_void, val flags: c_uint) {
-        let here = current()?;
-        let _turn = here.enter();
-        let start = pointer.addr() as u64;
-        if flags != 0 || !here.machine.space.holds(start, 1) {
-            return Err(Code::INVALID_VALUE);
-        }
-        address.set(start)
     }
 }

@@ -11,10 +11,10 @@ use std::{
     },
 };
 
-use crate::{context::Context, exports::Code, pool::Pool};
+use crate::{context::Context, exports::Code, pool::Pool, virtual_memory::Mapping};
 
 /// What new memory holds, so that nobody relies on zeros.
-const LITTER: u8 = 0xa5;
+pub(crate) const LITTER: u8 = 0xa5;
 
 const PAGE: usize = 4096;
 
@@ -39,6 +39,42 @@ pub(crate) enum Owner {
     Pool(Arc<Pool>),
     /// Of the host, pinned through this context.
     Pinned(Arc<Context>),
+    /// Of the program, which made it known through this context.
+    Registered(Arc<Context>),
+    /// Mapped by parts.
+    Virtual(Arc<Mapping>),
+}
+
+impl Owner {
+    /// Whether it is memory of the host.
+    pub(crate) const fn is_host(&self) -> bool {
+        matches!(self, Self::Pinned(_) | Self::Registered(_))
+    }
+
+    /// The device whose memory it is.
+    pub(crate) fn device(&self) -> usize {
+        match self {
+            Self::Pool(pool) => pool.device,
+            Self::Pinned(context) | Self::Registered(context) => context.device,
+            Self::Virtual(mapping) => mapping.memory.device,
+        }
+    }
+
+    /// The context that goes with the memory, or the memory with it.
+    fn context(&self) -> Option<&Arc<Context>> {
+        match self {
+            Self::Pinned(context) | Self::Registered(context) => Some(context),
+            Self::Pool(_) | Self::Virtual(_) => None,
+        }
+    }
+}
+
+/// What is known of an address.
+#[derive(Debug, Clone)]
+pub(crate) struct Found {
+    pub(crate) start: u64,
+    pub(crate) len: u64,
+    pub(crate) owner: Owner,
 }
 
 impl Space {
@@ -81,16 +117,56 @@ impl Space {
         Ok(())
     }
 
-    /// What a context pinned goes with it.
+    /// What a context pinned goes with it; what it was told of stays the program's.
     pub(crate) fn free_pinned_of(&self, context: &Arc<Context>) {
         let mut ranges = self.ranges.write().unwrap_or_else(PoisonError::into_inner);
         ranges.retain(|&start, range| {
-            let goes = matches!(&range.owner, Owner::Pinned(owner) if Arc::ptr_eq(owner, context));
-            if goes {
+            let goes = range.owner.context().is_some_and(|owner| Arc::ptr_eq(owner, context));
+            if goes && range.mapped > 0 {
                 unmap(start, range.mapped);
             }
             !goes
         });
+    }
+
+    /// Takes note of memory that somebody else looks after; `false` if a part of it is known already.
+    pub(crate) fn note(&self, start: u64, len: u64, owner: Owner) -> bool {
+        let mut ranges = self.ranges.write().unwrap_or_else(PoisonError::into_inner);
+        let Some(end) = start.checked_add(len) else { return false };
+        let before = ranges.range(..end).next_back();
+        if before.is_some_and(|(&other, range)| other + range.len > start) {
+            return false;
+        }
+        ranges.insert(start, Range { len, mapped: 0, owner, leaving: false });
+        true
+    }
+
+    /// Forgets memory that was noted, if `ours` says so; when it returns, no access is under way.
+    pub(crate) fn forget(&self, start: u64, ours: impl FnOnce(&Found) -> bool) -> bool {
+        let mut ranges = self.ranges.write().unwrap_or_else(PoisonError::into_inner);
+        let Some(range) = ranges.get(&start) else { return false };
+        let found = Found { start, len: range.len, owner: range.owner.clone() };
+        let goes = range.mapped == 0 && ours(&found);
+        if goes {
+            ranges.remove(&start);
+        }
+        goes
+    }
+
+    /// The memory around an address, unless a free of it is in a stream.
+    pub(crate) fn around(&self, address: u64) -> Option<Found> {
+        let ranges = self.ranges.read().unwrap_or_else(PoisonError::into_inner);
+        let (&start, range) = ranges.range(..=address).next_back()?;
+        let inside = !range.leaving && address - start < range.len;
+        inside.then(|| Found { start, len: range.len, owner: range.owner.clone() })
+    }
+
+    /// All that begins within a range, if nothing of it reaches out.
+    pub(crate) fn within(&self, start: u64, len: u64) -> Vec<Found> {
+        let ranges = self.ranges.read().unwrap_or_else(PoisonError::into_inner);
+        let found =
+            |(&start, range): (&u64, &Range)| Found { start, len: range.len, owner: range.owner.clone() };
+        ranges.range(start..start.saturating_add(len)).map(found).collect()
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -123,27 +199,28 @@ type Ranges<'a> = RwLockReadGuard<'a, BTreeMap<u64, Range>>;
 
 impl<'a> View<'a> {
     /// Finds live memory that the device can reach, and keeps it from being freed.
-    fn find(&self, address: u64, len: u64) -> Result<Ranges<'a>, Code> {
+    fn find(&self, address: u64, len: u64, writes: bool) -> Result<Ranges<'a>, Code> {
         let ranges = self.space.ranges.read().unwrap_or_else(PoisonError::into_inner);
-        self.check(&ranges, address, len)?;
+        self.check(&ranges, address, len, writes)?;
         Ok(ranges)
     }
 
-    fn check(&self, ranges: &Ranges<'a>, address: u64, len: u64) -> Result<(), Code> {
+    fn check(&self, ranges: &Ranges<'a>, address: u64, len: u64, writes: bool) -> Result<(), Code> {
         let before = ranges.range(..=address).next_back();
         let (&start, range) = before.ok_or(Code::ILLEGAL_ADDRESS)?;
         let inside = len <= range.len && address - start <= range.len - len;
         let reached = match &range.owner {
             Owner::Pool(pool) => pool.admits(self.device),
-            Owner::Pinned(_) => true,
+            Owner::Pinned(_) | Owner::Registered(_) => true,
+            Owner::Virtual(mapping) => mapping.admits(self.device, writes),
         };
         if inside && reached { Ok(()) } else { Err(Code::ILLEGAL_ADDRESS) }
     }
 
     #[expect(unsafe_code, reason = "the memory of a device")]
     pub(crate) fn copy(&self, to: u64, from: u64, len: usize) -> Result<(), Code> {
-        let ranges = self.find(to, len as u64)?;
-        self.check(&ranges, from, len as u64)?;
+        let ranges = self.find(to, len as u64, true)?;
+        self.check(&ranges, from, len as u64, false)?;
         // SAFETY: both ranges are mapped and stay so while the lock is held. Others may write the bytes at
         // the same time, as on a device; nobody holds a reference to them.
         unsafe { std::ptr::copy(pointer(from), pointer(to), len) };
@@ -151,28 +228,37 @@ impl<'a> View<'a> {
     }
 
     pub(crate) fn set(&self, to: u64, len: usize, value: u8) -> Result<(), Code> {
-        let _ranges = self.find(to, len as u64)?;
+        let _ranges = self.find(to, len as u64, true)?;
         fill(to, len, value);
         Ok(())
     }
 
+    /// Writes bytes that a kernel made.
     #[expect(unsafe_code, reason = "the memory of a device")]
-    fn word(&self, address: u64) -> Result<(Ranges<'a>, &'a AtomicU32), Code> {
+    pub(crate) fn store(&self, to: u64, bytes: &[u8]) -> Result<(), Code> {
+        let _ranges = self.find(to, bytes.len() as u64, true)?;
+        // SAFETY: mapped while the lock is held, for as many bytes; they come from this process's own heap.
+        unsafe { std::ptr::copy(bytes.as_ptr(), pointer(to), bytes.len()) };
+        Ok(())
+    }
+
+    #[expect(unsafe_code, reason = "the memory of a device")]
+    fn word(&self, address: u64, writes: bool) -> Result<(Ranges<'a>, &'a AtomicU32), Code> {
         if !address.is_multiple_of(4) {
             return Err(Code::MISALIGNED_ADDRESS);
         }
-        let ranges = self.find(address, 4)?;
+        let ranges = self.find(address, 4, writes)?;
         // SAFETY: mapped while the lock is held, which goes along; aligned; shared with others by whole
         // words alone.
         Ok((ranges, unsafe { AtomicU32::from_ptr(pointer(address).cast()) }))
     }
 
     #[expect(unsafe_code, reason = "the memory of a device")]
-    fn long(&self, address: u64) -> Result<(Ranges<'a>, &'a AtomicU64), Code> {
+    fn long(&self, address: u64, writes: bool) -> Result<(Ranges<'a>, &'a AtomicU64), Code> {
         if !address.is_multiple_of(8) {
             return Err(Code::MISALIGNED_ADDRESS);
         }
-        let ranges = self.find(address, 8)?;
+        let ranges = self.find(address, 8, writes)?;
         // SAFETY: as for `word`.
         Ok((ranges, unsafe { AtomicU64::from_ptr(pointer(address).cast()) }))
     }
@@ -180,19 +266,24 @@ impl<'a> View<'a> {
     // Acquire and release, here and below: kernels rely on the order of what they read and write.
 
     pub(crate) fn read(&self, address: u64) -> Result<u32, Code> {
-        self.word(address).map(|(_ranges, word)| word.load(Ordering::Acquire))
+        self.word(address, false).map(|(_ranges, word)| word.load(Ordering::Acquire))
     }
 
     pub(crate) fn write(&self, address: u64, value: u32) -> Result<(), Code> {
-        self.word(address).map(|(_ranges, word)| word.store(value, Ordering::Release))
+        self.word(address, true).map(|(_ranges, word)| word.store(value, Ordering::Release))
     }
 
     pub(crate) fn read_long(&self, address: u64) -> Result<u64, Code> {
-        self.long(address).map(|(_ranges, word)| word.load(Ordering::Acquire))
+        self.long(address, false).map(|(_ranges, word)| word.load(Ordering::Acquire))
     }
 
     pub(crate) fn write_long(&self, address: u64, value: u64) -> Result<(), Code> {
-        self.long(address).map(|(_ranges, word)| word.store(value, Ordering::Release))
+        self.long(address, true).map(|(_ranges, word)| word.store(value, Ordering::Release))
+    }
+
+    /// Adds to a word; what it was before.
+    pub(crate) fn add_long(&self, address: u64, value: u64) -> Result<u64, Code> {
+        self.long(address, true).map(|(_ranges, word)| word.fetch_add(value, Ordering::AcqRel))
     }
 }
 
@@ -214,8 +305,10 @@ mod system {
 
     const NONE: c_int = 0;
     const READ_WRITE: c_int = 3;
+    const SHARED_FIXED: c_int = 0x11;
     const PRIVATE_ANONYMOUS: c_int = 0x22;
-    const FIXED_NO_RESERVE: c_int = 0x4010;
+    const NO_RESERVE: c_int = 0x4000;
+    const FIXED_NO_RESERVE: c_int = 0x10 | NO_RESERVE;
 
     // SAFETY: the declaration is that of the C library on 64-bit Linux.
     #[expect(unsafe_code, reason = "asks the operating system for memory")]
@@ -238,8 +331,26 @@ mod system {
         (start.addr() != usize::MAX).then(|| start.expose_provenance() as u64)
     }
 
+    /// Addresses with nothing behind them.
+    #[expect(unsafe_code, reason = "asks the operating system for addresses")]
+    pub(crate) fn map_nothing(len: usize) -> Option<u64> {
+        // SAFETY: as for `map`.
+        let start = unsafe { mmap(std::ptr::null_mut(), len, NONE, PRIVATE_ANONYMOUS | NO_RESERVE, -1, 0) };
+        (start.addr() != usize::MAX).then(|| start.expose_provenance() as u64)
+    }
+
+    /// Puts a file where the caller reserved addresses and nothing is mapped; whether that worked.
+    #[expect(unsafe_code, reason = "asks the operating system for memory")]
+    pub(crate) fn map_file(start: u64, len: usize, file: c_int) -> bool {
+        let place = super::pointer(start).cast();
+        // SAFETY: the addresses came from `map_nothing` and are noted for this file alone (`Space::note`), so
+        // that nothing of the program is replaced.
+        let mapped = unsafe { mmap(place, len, READ_WRITE, SHARED_FIXED, file, 0) };
+        mapped == place
+    }
+
     #[expect(unsafe_code, reason = "gives memory back to the operating system")]
-    pub(super) fn unmap(start: u64, len: usize) {
+    pub(crate) fn unmap(start: u64, len: usize) {
         let flags = PRIVATE_ANONYMOUS | FIXED_NO_RESERVE;
         // SAFETY: replaces exactly a mapping that `map` made and nobody may use any more (it was taken out
         // of the ranges, under the lock that every access holds). The addresses stay taken.
@@ -257,4 +368,8 @@ mod system {
     pub(super) fn unmap(_start: u64, _len: usize) {}
 }
 
-use system::{map, unmap};
+use system::map;
+#[cfg(not(target_os = "linux"))]
+use system::unmap;
+#[cfg(target_os = "linux")]
+pub(crate) use system::{map_file, map_nothing, unmap};

@@ -4,10 +4,11 @@ use std::{
     collections::VecDeque,
     ffi::c_uint,
     fmt,
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak},
 };
 
 use crate::{
+    capture::{self, Capture},
     context::{Context, Here, LOOK, current},
     exports::{Code, Outcome, Raw, exports},
     machine::{Machine, running},
@@ -21,6 +22,8 @@ pub(crate) struct Stream {
     pub(crate) context: Arc<Context>,
     line: Mutex<Line>,
     shorter: Condvar,
+    /// Work becomes nodes of its graph.
+    capture: Mutex<Option<Arc<Capture>>>,
 }
 
 #[derive(Default)]
@@ -54,6 +57,8 @@ pub(crate) struct Event {
 struct Records {
     recorded: u64,
     passed: u64,
+    /// It was recorded in a stream that was being captured, behind these nodes.
+    captured: Option<(Weak<Capture>, Vec<usize>)>,
 }
 
 impl Here {
@@ -68,7 +73,26 @@ impl Here {
 
 impl Stream {
     pub(crate) fn new(context: &Arc<Context>) -> Self {
-        Self { context: Arc::clone(context), line: Mutex::default(), shorter: Condvar::new() }
+        Self {
+            context: Arc::clone(context),
+            line: Mutex::default(),
+            shorter: Condvar::new(),
+            capture: Mutex::default(),
+        }
+    }
+
+    pub(crate) fn capture(&self) -> Option<Arc<Capture>> {
+        self.capture.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Begins a capture or ends it; the one before.
+    pub(crate) fn set_capture(&self, capture: Option<Arc<Capture>>) -> Option<Arc<Capture>> {
+        std::mem::replace(&mut *self.capture.lock().unwrap_or_else(PoisonError::into_inner), capture)
+    }
+
+    /// For what becomes no node here.
+    pub(crate) fn refuse_in_capture(&self) -> Outcome {
+        self.capture().map_or(Ok(()), |capture| Err(capture.refuse(Code::STREAM_CAPTURE_UNSUPPORTED)))
     }
 
     /// Puts something at the end, once there is room.
@@ -129,6 +153,18 @@ impl fmt::Debug for Stream {
 }
 
 impl Event {
+    pub(crate) fn new(context: &Arc<Context>) -> Self {
+        Self { context: Arc::clone(context), records: Mutex::default(), passed: Condvar::new() }
+    }
+
+    /// Numbers a record, which is to be marked in a stream.
+    pub(crate) fn record(&self) -> u64 {
+        let mut records = self.records();
+        records.recorded += 1;
+        records.captured = None;
+        records.recorded
+    }
+
     fn pass(&self, number: u64) {
         let mut records = self.records();
         records.passed = records.passed.max(number);
@@ -162,7 +198,15 @@ exports! {
     fn cuStreamDestroy_v2(val stream: Raw) {
         let here = current()?;
         let _turn = here.enter();
-        here.machine.streams.remove(stream).map(|_| ())
+        let gone = here.machine.streams.remove(stream)?;
+        capture::abandon(here.machine, &gone);
+        Ok(())
+    }
+
+    fn cuStreamGetCtx(val stream: Raw, out context: Raw) {
+        let here = current()?;
+        let owner = Arc::clone(&here.stream(stream)?.context);
+        context.set(here.machine.contexts.handle_of(&owner).ok_or(Code::CONTEXT_IS_DESTROYED)?)
     }
 
     fn cuStreamWaitEvent(val stream: Raw, val event: Raw, val flags: c_uint) {
@@ -172,8 +216,24 @@ exports! {
         if flags != 0 {
             return Err(Code::INVALID_VALUE);
         }
-        let number = event.records().recorded;
-        stream.push(Op::Wait(event, number));
+        let (number, captured) = {
+            let records = event.records();
+            (records.recorded, records.captured.clone())
+        };
+        let Some(capture) = stream.capture() else {
+            if let Some(other) = captured.and_then(|(capture, _)| capture.upgrade()) {
+                return Err(other.refuse(Code::STREAM_CAPTURE_ISOLATION));
+            }
+            stream.push(Op::Wait(event, number));
+            return Ok(());
+        };
+        capture.require_valid()?;
+        let same = captured.filter(|(other, _)| std::ptr::eq(other.as_ptr(), Arc::as_ptr(&capture)));
+        let Some((_, nodes)) = same else { return Err(capture.refuse(Code::STREAM_CAPTURE_ISOLATION)) };
+        let mut last = capture.last();
+        last.extend(nodes);
+        last.sort_unstable();
+        last.dedup();
         Ok(())
     }
 
@@ -183,9 +243,7 @@ exports! {
         if flags > 7 {
             return Err(Code::INVALID_VALUE);
         }
-        let context = Arc::clone(&here.context);
-        let made = Event { context, records: Mutex::default(), passed: Condvar::new() };
-        event.set(here.machine.events.add(Arc::new(made)))
+        event.set(here.machine.events.add(Arc::new(Event::new(&here.context))))
     }
 
     fn cuEventDestroy_v2(val event: Raw) {
@@ -202,19 +260,26 @@ exports! {
         if !Arc::ptr_eq(&event.context, &stream.context) {
             return Err(Code::INVALID_HANDLE);
         }
-        let mut records = event.records();
-        records.recorded += 1;
-        let number = records.recorded;
-        drop(records);
+        if let Some(capture) = stream.capture() {
+            capture.require_valid()?;
+            let nodes = capture.last().clone();
+            event.records().captured = Some((Arc::downgrade(&capture), nodes));
+            return Ok(());
+        }
+        let number = event.record();
         stream.push(Op::Mark(event, number));
         Ok(())
     }
 
     fn cuEventQuery(val event: Raw) {
         let here = current()?;
+        here.machine.captures.forbid()?;
         let _turn = here.enter();
         let event = here.machine.events.get(event)?;
         let records = event.records();
+        if records.captured.is_some() {
+            return Err(Code::CAPTURED_EVENT);
+        }
         if records.passed >= records.recorded { Ok(()) } else { Err(Code::NOT_READY) }
     }
 }

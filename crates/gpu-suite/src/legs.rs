@@ -37,10 +37,13 @@ pub(crate) fn all(wish: &Wish<'_>) -> Vec<Leg> {
         leg("launches", 60, "perf launch --backend cuda -n 5000 --json"),
         leg("copies", 240, "perf copy --backend cuda -b 64K -e 1G --json"),
         leg("copies both ways", 240, "perf copy --backend cuda -b 1M -e 1G -f 32 --both --json"),
-        leg("spike checks", 180, "spike checks"),
-        leg("spike timings", 180, "spike timings"),
-        leg("spike resident", 180, "spike resident"),
-        leg("spike fault", 60, "spike fault"),
+        leg("cuda checks", 180, "checks"),
+        leg("fault", 60, "fault"),
+        leg("discovery", 60, "bench discovery"),
+        leg("submission", 180, "bench submission"),
+        leg("residents", 180, "bench resident"),
+        leg("round trip", 60, "bench round-trip"),
+        leg("pairs", 60, "bench pairs"),
     ];
     if wish.memcheck {
         legs.extend(UNDER_MEMCHECK.map(|(name, cases)| Leg {

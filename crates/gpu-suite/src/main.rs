@@ -3,17 +3,21 @@
 //! `gpu-suite run --require cuda,2 --out results` runs every leg, each in a process of its own with a time limit,
 //! keeps what they print and sums it up. Each leg can also be called by itself.
 
+mod bench;
+mod checks;
+mod child;
+mod kernels;
 mod legs;
+mod rig;
 mod run;
-mod spike;
 
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-/// The spike says what a submission allocates.
+/// A benchmark says what a submission allocates.
 #[global_allocator]
-static ALLOCATOR: spike::alloc::Counting = spike::alloc::Counting;
+static ALLOCATOR: bench::alloc::Counting = bench::alloc::Counting;
 
 /// Tests and measures the GPUs of this machine.
 #[derive(Debug, Parser)]
@@ -33,8 +37,21 @@ enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
     },
-    /// One part of the spike: checks, timings, resident, fault, fault-apart or compile.
-    Spike { part: String },
+    /// What only CUDA devices do: foreign code, streams and contexts, masks, several processes.
+    Checks,
+    /// What becomes of devices and processes when a kernel faults. The devices are lost afterwards.
+    Fault,
+    /// Measures beside the driver's own calls.
+    Bench {
+        /// What to measure.
+        part: bench::Part,
+    },
+    /// Plays the other process of a check.
+    #[command(hide = true)]
+    Child {
+        #[command(subcommand)]
+        role: child::Role,
+    },
     /// Anything else is a command of `warpweft`.
     #[command(external_subcommand)]
     Warpweft(Vec<String>),
@@ -45,6 +62,7 @@ Examples:
   gpu-suite run --require cuda,2 --out results
   gpu-suite run --leg conformance --filter resident::
   gpu-suite conformance --only cuda copy::
+  gpu-suite bench resident
   gpu-suite perf copy --backend cuda -e 1G";
 
 fn main() -> ExitCode {
@@ -58,7 +76,10 @@ fn main() -> ExitCode {
                 ExitCode::from(2)
             })
         }
-        Command::Spike { part } => spike::main(&part),
+        Command::Checks => rig::bounded(|| checks::run(&rig::Rig::open()?)),
+        Command::Fault => rig::bounded(|| checks::fault(&rig::Rig::open()?)),
+        Command::Bench { part } => rig::bounded(|| bench::run(part)),
+        Command::Child { role } => rig::bounded(|| child::play(&role)),
         Command::Warpweft(args) => warpweft_cli::run_with(std::iter::once(program()).chain(args)),
     }
 }

@@ -224,7 +224,7 @@ fn is_on_path(program: &str) -> bool {
 }
 
 impl Counts {
-    /// Reads the closing lines of test runners, and the spike's checks.
+    /// Reads the closing lines of test runners, and the checks.
     fn of(text: &str) -> Self {
         text.lines().map(Self::of_line).fold(Self::default(), |sum, counts| Self {
             passed: sum.passed + counts.passed,
@@ -321,7 +321,7 @@ mod tests {
 
     fn leg(name: &'static str, under: &[&str]) -> Leg {
         let under = under.iter().map(|&word| word.into()).collect();
-        Leg { name, under, args: vec!["spike".into()], limit_seconds: 1 }
+        Leg { name, under, args: vec!["checks".into()], limit_seconds: 1 }
     }
 
     #[test]
@@ -337,7 +337,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let outcome = run_leg(&leg("memcheck", &["no-such-sanitizer"]), 1, folder.path()).unwrap();
         assert_eq!(outcome.result, Verdict::NotRun);
-        assert_eq!(outcome.command, "no-such-sanitizer gpu-suite spike");
+        assert_eq!(outcome.command, "no-such-sanitizer gpu-suite checks");
         let mut summary = Summary::default();
         summary.add(outcome);
         assert_eq!((summary.passed, summary.failed, summary.skipped), (0, 0, 1));

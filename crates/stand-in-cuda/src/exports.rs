@@ -89,8 +89,13 @@ pub(crate) type Raw = *mut c_void;
 pub(crate) struct Out<T>(*mut T);
 
 impl<T> Out<T> {
-    /// A place that stands in an array of arguments, for which the caller vouches as for the others.
-    pub(crate) const fn to(pointer: *mut T) -> Self {
+    /// A place that stands in an array of arguments.
+    ///
+    /// # Safety
+    ///
+    /// - As for `wrap::out`.
+    #[expect(unsafe_code, reason = "takes the caller's word for its pointers")]
+    pub(crate) const unsafe fn to(pointer: *mut T) -> Self {
         Self(pointer)
     }
 
@@ -135,8 +140,13 @@ impl<T> Out<T> {
 pub(crate) struct In<T>(*const T);
 
 impl<T> In<T> {
-    /// A place that stands in an array of arguments, for which the caller vouches as for the others.
-    pub(crate) const fn from(pointer: *const T) -> Self {
+    /// A place that stands in an array of arguments.
+    ///
+    /// # Safety
+    ///
+    /// - As for `wrap::input`.
+    #[expect(unsafe_code, reason = "takes the caller's word for its pointers")]
+    pub(crate) const unsafe fn from(pointer: *const T) -> Self {
         Self(pointer)
     }
 }

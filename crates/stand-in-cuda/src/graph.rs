@@ -127,13 +127,16 @@ pub(crate) struct KernelParams {
 }
 
 impl KernelParams {
+    #[expect(unsafe_code, reason = "reads the caller's memory")]
     fn task(&self, here: &Here) -> Result<Task, Code> {
         // A kernel that is of no module, and arguments in one piece, are other ways to say the same.
         if !self.extra.is_null() || !self.kernel.is_null() || !self.context.is_null() {
             return Err(Code::INVALID_VALUE);
         }
         let shape = Shape { grid: self.grid, block: self.block, shared_bytes: self.shared_bytes };
-        let call = here.call(self.function, &shape, &In::from(self.parameters))?;
+        // SAFETY: the caller vouches for what its parameters point to.
+        let arguments = unsafe { In::from(self.parameters) };
+        let call = here.call(self.function, &shape, &arguments)?;
         Ok(Task::Kernel(call))
     }
 }

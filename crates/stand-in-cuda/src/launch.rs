@@ -54,9 +54,12 @@ impl Here {
     }
 }
 
+#[expect(unsafe_code, reason = "reads the caller's memory")]
 fn arguments_of(function: &Function, parameters: &In<*mut c_void>) -> Result<Vec<Vec<u8>>, Code> {
     let read = |(index, param): (usize, &crate::ptx::Param)| {
-        let bytes = In::from(parameters.at(index)?.cast_const().cast::<u8>());
+        let argument = parameters.at(index)?.cast_const().cast::<u8>();
+        // SAFETY: the caller vouches that each argument is as long as the code declares.
+        let bytes = unsafe { In::from(argument) };
         (0..param.size).map(|at| bytes.at(at)).collect()
     };
     function.entry.params.iter().enumerate().map(read).collect()

@@ -7,7 +7,7 @@ use std::{
 
 use crate::{
     context::{Context, current},
-    exports::{Code, In, Raw, exports},
+    exports::{Code, Raw, exports},
     image,
     module::{Log, compile},
 };
@@ -53,7 +53,7 @@ exports! {
     }
 
     fn cuLinkAddData_v2(
-        val state: Raw, val kind: c_int, val data: *mut c_void, val size: usize, text name: c_char,
+        val state: Raw, val kind: c_int, input data: u8, val size: usize, text name: c_char,
         val _option_count: c_uint, input _options: c_int, input _values: *mut c_void
     ) {
         let here = current()?;
@@ -62,8 +62,7 @@ exports! {
         if kind != PTX || linker.state().image.is_some() {
             return Err(Code::INVALID_VALUE);
         }
-        let bytes = In::from(data.cast_const().cast::<u8>());
-        let bytes = (0..size).map(|at| bytes.at(at)).collect::<Result<Vec<u8>, _>>()?;
+        let bytes = (0..size).map(|at| data.at(at)).collect::<Result<Vec<u8>, _>>()?;
         let text = String::from_utf8_lossy(&bytes);
         let text = text.trim_end_matches('\0');
         let file = name.get().unwrap_or_default();

@@ -234,6 +234,8 @@ pub(crate) fn attributes(desc: &DeviceDesc) -> BTreeMap<c_int, c_int> {
         (76, 0),
         (88, 0),                                               // pageable memory
         (97, c_int::try_from(MOST_SHARED_BYTES).unwrap_or(0)), // shared memory of a block that asks for it
+        (99, 1),                                               // registers host memory
+        (102, 1),                                              // memory by parts
         (100, c_int::from(setting("coherent").is_some())),     // the host's page tables
         (103, c_int::from(cfg!(target_os = "linux"))),         // memory goes by descriptor
         (115, 1),                                              // memory pools

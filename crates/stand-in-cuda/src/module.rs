@@ -80,16 +80,21 @@ impl Log {
         Ok(buffer.filter(|_| bytes > 0).map(|buffer| Self { buffer: buffer.expose_provenance(), bytes }))
     }
 
+    #[expect(unsafe_code, reason = "writes to the caller's memory")]
     pub(crate) fn write(&self, words: &str) -> Outcome {
-        let buffer: Out<u8> = Out::to(std::ptr::with_exposed_provenance_mut(self.buffer));
+        let buffer = std::ptr::with_exposed_provenance_mut::<u8>(self.buffer);
+        // SAFETY: the caller vouches for the buffer and its length, while the object it gave them for lives.
+        let buffer = unsafe { Out::to(buffer) };
         let text = words.bytes().take(self.bytes - 1).chain([0]);
         text.enumerate().try_for_each(|(at, byte)| buffer.at(at).set(byte))
     }
 }
 
 /// The text of an image, which ends in a zero byte, or lies in an image of the linker's.
+#[expect(unsafe_code, reason = "reads the caller's memory")]
 fn text_of(image: *const c_void) -> Result<String, Code> {
-    let bytes = In::from(image.cast::<u8>());
+    // SAFETY: an image is as long as its header says, or ends in a zero byte (the caller's duty, by the manual).
+    let bytes = unsafe { In::from(image.cast::<u8>()) };
     if bytes.get()? == 0x7f {
         return image::ptx_of(&bytes);
     }

@@ -53,7 +53,7 @@ impl CudaBackend {
         Self::with_config(&CudaConfig::default())
     }
 
-    /// The same with libraries that are named.
+    /// The same with libraries, and a folder for machine code, that are named.
     ///
     /// # Errors
     ///
@@ -77,7 +77,7 @@ impl CudaBackend {
             compiler: config.nvrtc.as_ref().map_or_else(|| Compiler::find_at_most(cuda_major), Compiler::at),
             infos: facts.iter().map(|facts| facts.info.clone()).collect(),
             reactor,
-            cache: CubinCache::of_environment(),
+            cache: config.cubin_cache.clone().map_or_else(CubinCache::of_environment, CubinCache::at),
             open: Mutex::default(),
         };
         let slots = facts.into_iter().map(|facts| Slot { facts, open: Mutex::default() }).collect();

@@ -27,10 +27,9 @@ pub(crate) struct CubinCache {
 pub(crate) struct Key(blake3::Hash);
 
 impl CubinCache {
-    /// A cache in this folder, which is made when something is first kept.
-    #[cfg(test)]
-    pub(crate) const fn at(folder: PathBuf) -> Self {
-        Self { folder: Some(folder) }
+    /// A cache in this folder, which is made when something is first kept; none for an empty path.
+    pub(crate) fn at(folder: PathBuf) -> Self {
+        Self { folder: Some(folder).filter(|folder| !folder.as_os_str().is_empty()) }
     }
 
     /// The folder that the environment names: `WARPWEFT_CACHE_DIR`, or `warpweft` in `XDG_CACHE_HOME`, or

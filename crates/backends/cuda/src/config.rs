@@ -1,4 +1,4 @@
-//! Which libraries the backend uses.
+//! Which libraries the backend uses, and where it keeps machine code.
 
 use std::path::PathBuf;
 
@@ -22,6 +22,11 @@ pub struct CudaConfig {
     /// The management library, `libnvidia-ml.so.1`.
     #[cfg(feature = "nvml")]
     pub nvml: Option<PathBuf>,
+    /// The folder of machine code that the driver made of PTX, for the next run; an empty path for none.
+    ///
+    /// Without a word about it, it is the folder `cubin` in `WARPWEFT_CACHE_DIR`, or in `warpweft` in
+    /// `XDG_CACHE_HOME`, or in `.cache/warpweft` at home. An empty `WARPWEFT_CACHE_DIR` turns it off too.
+    pub cubin_cache: Option<PathBuf>,
 }
 
 impl CudaConfig {
@@ -35,6 +40,17 @@ impl CudaConfig {
     pub fn with_nvrtc(mut self, path: impl Into<PathBuf>) -> Self {
         self.nvrtc = Some(path.into());
         self
+    }
+
+    /// Keeps machine code in this folder, which is made when it is needed.
+    pub fn with_cubin_cache(mut self, folder: impl Into<PathBuf>) -> Self {
+        self.cubin_cache = Some(folder.into());
+        self
+    }
+
+    /// Keeps no machine code: PTX is compiled anew in every run.
+    pub fn without_cubin_cache(self) -> Self {
+        self.with_cubin_cache(PathBuf::new())
     }
 
     /// The management library, where there may be one.

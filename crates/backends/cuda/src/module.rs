@@ -177,7 +177,11 @@ impl Image {
     ) -> Result<Self, LoadError> {
         let key = CubinCache::key(&context.driver, capability, text.as_bytes());
         if let Some(cubin) = cache.get(key) {
-            return Self::load(context, &cubin);
+            match Self::load(context, &cubin) {
+                // Another driver of the same version may have made it: what this one makes takes its place.
+                Err(LoadError::Rejected { .. }) => {}
+                loaded => return loaded,
+            }
         }
         let text = CString::new(text)
             .map_err(|_| LoadError::Rejected { log: "the PTX holds a zero byte".to_owned() })?;

@@ -162,6 +162,8 @@ struct Queued {
     /// It lasts as long, unless it is told to hurry or to leave.
     longest: Duration,
     end: Event,
+    /// Among those that ended.
+    is_counted: bool,
 }
 
 impl ResidentCore {
@@ -322,7 +324,7 @@ impl ResidentCore {
             None => Arc::new(Failure::Cancelled),
         })?;
         end.record(&self.stream).map_err(judge)?;
-        Ok(Queued { number, longest, end })
+        Ok(Queued { number, longest, end, is_counted: false })
     }
 
     /// Takes note of slices that ended; whether no workgroup is inside its kernel or will get there.
@@ -331,9 +333,14 @@ impl ResidentCore {
     /// of the program's.
     fn is_outside(&self) -> bool {
         let settled = self.is_settled();
-        let line = self.retired();
+        let Some(mut line) = self.retired() else { return false };
         let obeyed = self.control.order(header::OBEYED);
-        settled && line.is_some_and(|line| line.slices.iter().all(|slice| slice.number < obeyed))
+        let outside = settled && line.slices.iter().all(|slice| slice.number < obeyed);
+        if outside {
+            // What is left in the line leaves when it begins: the count stands still from here on.
+            line.slices.iter_mut().for_each(|slice| self.count(slice));
+        }
+        outside
     }
 
     /// The same, and whether nothing is in the stream at all.
@@ -363,12 +370,17 @@ impl ResidentCore {
         let _current = self.context.enter()?;
         if slice.end.is_done()? {
             let Line { slices, spare } = line;
+            slices.iter_mut().take(asked + 1).for_each(|slice| self.count(slice));
             spare.extend(slices.drain(..=asked).map(|slice| slice.end));
-            // Relaxed: a figure for reports.
-            let ended = (asked as u64 + 1) * u64::from(self.workgroups);
-            self.ended.fetch_add(ended, Ordering::Relaxed);
         }
         Ok(())
+    }
+
+    fn count(&self, slice: &mut Queued) {
+        if !std::mem::replace(&mut slice.is_counted, true) {
+            // Relaxed: a figure for reports.
+            self.ended.fetch_add(u64::from(self.workgroups), Ordering::Relaxed);
+        }
     }
 
     /// Whether every slice that was given a number is in the line or will never be.

@@ -31,6 +31,11 @@ unsafe extern "C" {
     safe fn fork() -> c_int;
     safe fn _exit(code: c_int) -> !;
     safe fn kill(process: c_int, signal: c_int) -> c_int;
+    /// Whether a process has ended, and how.
+    ///
+    /// # Safety
+    ///
+    /// - `status` is valid for writes.
     unsafe fn waitpid(process: c_int, status: *mut c_int, options: c_int) -> c_int;
 }
 

@@ -7,5 +7,6 @@ mod injected;
 #[cfg(feature = "nvml")]
 mod links;
 mod opening;
+mod residents;
 mod support;
 mod visible;

@@ -15,10 +15,12 @@ use warpweft_core_types::{
 use warpweft_cuda::Compiler;
 
 use super::{
-    kernels::{self, BEAT_WORKGROUPS, GAPS_BYTES},
     raw::{Raw, RawResident},
+    samples::{Samples, timed},
+};
+use crate::{
+    kernels::{self, BEAT_WORKGROUPS, GAPS_BYTES},
     rig::{Bench, LIMIT, Rig, report, say},
-    timings::{Samples, timed},
 };
 
 /// Workgroups and the longest slice, in microseconds.
@@ -29,7 +31,7 @@ const ROUNDS: usize = 41;
 /// What must get through beside a resident has this long.
 const THROUGH: Duration = Duration::from_secs(2);
 
-pub(crate) fn run(rig: &Rig) -> Result<usize> {
+pub(crate) fn run(rig: &Rig) -> Result<()> {
     let bench = rig.first();
     let capability = bench.device.info().compute_capability.context("capability")?;
     let raw = Raw::open(0, capability)?;
@@ -52,7 +54,7 @@ pub(crate) fn run(rig: &Rig) -> Result<usize> {
             beat.report_gaps(bench, &format!("beside {who} cold calls, {shape}"))?;
         }
     }
-    Ok(0)
+    Ok(())
 }
 
 /// A running `beat`.

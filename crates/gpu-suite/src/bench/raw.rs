@@ -12,9 +12,10 @@ use std::{
 
 use anyhow::{Result, bail, ensure};
 use cudarc::driver::sys::{self, CUresult};
-use warpweft_cuda::Compiler;
+use warpweft_core_types::{BufferView, NativeHandle, NativeMemory, NativeQueue};
+use warpweft_cuda::{CONTEXT, Compiler, NativeContext};
 
-use super::kernels;
+use crate::kernels;
 
 fn check(code: CUresult) -> Result<()> {
     ensure!(code == CUresult::CUDA_SUCCESS, "the raw driver answered {code:?}");
@@ -28,6 +29,54 @@ pub(crate) fn current_context() -> Result<usize> {
     // SAFETY: the driver is initialised (a rig is open); the result is written to this stack frame.
     check(unsafe { sys::cuCtxGetCurrent(&mut context) })?;
     Ok(context.addr())
+}
+
+/// A stream of the raw driver, for import. Streams here are kept until the process ends.
+#[expect(unsafe_code, reason = "vouches for streams of this module")]
+pub(crate) fn native_queue(handle: NativeHandle) -> NativeQueue {
+    // SAFETY: the handle is of a stream made by `Raw::open`, or one of the numbers that stand for streams.
+    unsafe { NativeQueue::new(handle, Arc::new(())) }
+}
+
+/// Memory of the raw driver or of a device, for import.
+#[expect(unsafe_code, reason = "vouches for memory of this module")]
+pub(crate) fn native_memory(address: u64, size: u64) -> NativeMemory {
+    // SAFETY: the memory is kept until the process ends, or a buffer that the caller holds; wrong sizes are for
+    // the backend to refuse.
+    unsafe { NativeMemory::new(address, size, Arc::new(())) }
+}
+
+/// A context that is not the primary one, kept until the process ends, and its handle.
+#[expect(unsafe_code, reason = "calls the driver")]
+pub(crate) fn new_context(ordinal: i32) -> Result<(NativeContext, u64)> {
+    let (mut context, mut popped) = (ptr::null_mut(), ptr::null_mut());
+    // SAFETY: the driver is initialised (a rig is open) and has the device; the result is written to this frame.
+    check(unsafe { sys::cuCtxCreate_v2(&mut context, 0, ordinal) })?;
+    // SAFETY: creating made it current on this thread.
+    check(unsafe { sys::cuCtxPopCurrent_v2(&mut popped) })?;
+    let value = context.expose_provenance() as u64;
+    // SAFETY: a context made just now, which nobody destroys.
+    let native = unsafe { NativeContext::new(NativeHandle { kind: CONTEXT, value }, Arc::new(())) };
+    Ok((native, value))
+}
+
+fn stream_of(handle: NativeHandle) -> sys::CUstream {
+    usize::try_from(handle.value).map_or(ptr::null_mut(), ptr::with_exposed_provenance_mut)
+}
+
+/// Fills words in a stream, whose context is current on this thread.
+#[expect(unsafe_code, reason = "calls the driver")]
+pub(crate) fn fill(stream: NativeHandle, to: NativeHandle, word: u32, count: usize) -> Result<()> {
+    // SAFETY: the stream is one that a capture gave out and is not over; the words are of a buffer that the
+    // caller holds.
+    check(unsafe { sys::cuMemsetD32Async(to.value, word, count, stream_of(stream)) })
+}
+
+/// What no stream that is captured from can do.
+#[expect(unsafe_code, reason = "calls the driver")]
+pub(crate) fn synchronise(stream: NativeHandle) -> Result<()> {
+    // SAFETY: as in `fill`.
+    check(unsafe { sys::cuStreamSynchronize(stream_of(stream)) })
 }
 
 /// A device by hand: its primary context, made current on this thread, a stream, two events and the kernels.
@@ -69,6 +118,26 @@ impl Raw {
         check(unsafe { sys::cuModuleLoadData(&mut raw.module, cubin.as_ptr().cast()) })?;
         raw.word = raw.allocate(256)?.0;
         Ok(raw)
+    }
+
+    /// The same with the legacy default stream in place of its own.
+    pub(crate) fn on_the_default_stream(mut self) -> Self {
+        self.stream = ptr::null_mut();
+        self
+    }
+
+    pub(crate) fn stream_handle(&self) -> u64 {
+        self.stream.expose_provenance() as u64
+    }
+
+    /// Where the word is that `launch_step` works on.
+    pub(crate) const fn word(&self) -> u64 {
+        self.word
+    }
+
+    pub(crate) fn clear_word(&self) -> Result<()> {
+        // SAFETY: four bytes of memory that stays allocated.
+        check(unsafe { sys::cuMemsetD32Async(self.word, 0, 1, self.stream) })
     }
 
     pub(crate) fn make_current(&self) -> Result<()> {
@@ -185,6 +254,143 @@ impl Raw {
         self.launch_with(RawKernel(function), 1, &mut [ptr::from_mut(&mut out).cast()])?;
         self.synchronise()
     }
+}
+
+#[expect(unsafe_code, reason = "calls the driver")]
+impl Raw {
+    /// Launches the kernel that answers this many records and then ends, with lines of its own.
+    pub(crate) fn answer(&self, records: u32) -> Result<Lines> {
+        let (request, reply) = (self.pin_for_writing(4096)?, self.pin(4096)?);
+        let lines = Lines::at(request, reply);
+        let (mut request, mut reply, mut last) = (request.0, reply.0, records);
+        let mut parameters: [*mut c_void; 3] = [
+            ptr::from_mut(&mut request).cast(),
+            ptr::from_mut(&mut reply).cast(),
+            ptr::from_mut(&mut last).cast(),
+        ];
+        let kernel = self.kernel("raw_answer")?;
+        // SAFETY: the kernel is one of ours with these parameters, on memory that stays allocated; its block
+        // is one warp, as it expects.
+        check(unsafe {
+            sys::cuLaunchKernel(
+                kernel.0,
+                1,
+                1,
+                1,
+                32,
+                1,
+                1,
+                0,
+                self.stream,
+                parameters.as_mut_ptr(),
+                ptr::null_mut(),
+            )
+        })?;
+        Ok(lines)
+    }
+
+    /// Write-combined pinned memory, kept until the process ends.
+    fn pin_for_writing(&self, size: usize) -> Result<RawMemory> {
+        let mut pointer = ptr::null_mut();
+        // SAFETY: the context is current; 7 is portable, mapped and write-combined.
+        check(unsafe { sys::cuMemHostAlloc(&mut pointer, size, 7) })?;
+        Ok(RawMemory(pointer.expose_provenance() as u64))
+    }
+}
+
+/// Four lines of 16 bytes for a record, and one for its answer: 12 bytes and the record's number each.
+pub(crate) struct Lines {
+    request: *mut [u32; 4],
+    reply: *const [u32; 4],
+    number: u32,
+    /// Keeps the memory of a device's buffers.
+    _views: Vec<BufferView>,
+}
+
+#[expect(unsafe_code, reason = "shares memory with a kernel")]
+impl Lines {
+    /// In buffers of 64 and 16 bytes.
+    pub(crate) fn of(request: &BufferView, reply: &BufferView) -> Result<Self> {
+        ensure!(request.size() == 64 && reply.size() == 16, "other lines are meant");
+        let place = |view: &BufferView| view.buffer().mapping().map(|mapping| mapping.as_ptr());
+        let (there, back) =
+            place(request).zip(place(reply)).ok_or_else(|| anyhow::anyhow!("not of the host"))?;
+        let views = vec![request.clone(), reply.clone()];
+        Ok(Self { request: there.cast(), reply: back.cast(), number: 0, _views: views })
+    }
+
+    fn at(request: RawMemory, reply: RawMemory) -> Self {
+        let place = |memory: RawMemory| usize::try_from(memory.0).unwrap_or_default();
+        Self {
+            request: ptr::with_exposed_provenance_mut(place(request)),
+            reply: ptr::with_exposed_provenance(place(reply)),
+            number: 0,
+            _views: Vec::new(),
+        }
+    }
+
+    /// The number of the last record.
+    pub(crate) const fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// Writes the next record; what the answer to it must be.
+    pub(crate) fn ask(&mut self) -> [u32; 3] {
+        self.number += 1;
+        let word = |at: u32| self.number.wrapping_mul(0x9e37_79b9).rotate_left(at) ^ at;
+        let mut sums = [0_u32; 3];
+        for line in 0..4 {
+            let words = [word(3 * line), word(3 * line + 1), word(3 * line + 2)];
+            sums.iter_mut().zip(words).for_each(|(sum, word)| *sum = sum.wrapping_add(word));
+            store(self.request.wrapping_add(line as usize), [words[0], words[1], words[2], self.number]);
+        }
+        flush();
+        sums
+    }
+
+    /// The answer to the last record, once it is there.
+    pub(crate) fn answer(&self) -> Option<[u32; 3]> {
+        // SAFETY: 16 aligned bytes that live as long as `self`, or until the process ends.
+        let [a, b, c, number] = unsafe { self.reply.read_volatile() };
+        if number != self.number {
+            return None;
+        }
+        // The device wrote the line whole; once its number is there, the rest is read again.
+        // SAFETY: as above.
+        let [a2, b2, c2, _] = unsafe { self.reply.read_volatile() };
+        Some(if (a, b, c) == (a2, b2, c2) { [a, b, c] } else { [a2, b2, c2] })
+    }
+}
+
+/// Stores a line in one piece.
+#[cfg(target_arch = "x86_64")]
+#[expect(unsafe_code, reason = "shares memory with a kernel")]
+fn store(to: *mut [u32; 4], line: [u32; 4]) {
+    use std::arch::x86_64::{_mm_loadu_si128, _mm_stream_si128};
+    // SAFETY: 16 bytes of this stack frame.
+    let line = unsafe { _mm_loadu_si128(line.as_ptr().cast()) };
+    // SAFETY: 16 aligned bytes of a line, which live as long as the lines.
+    unsafe { _mm_stream_si128(to.cast(), line) }
+}
+
+/// Sends what was stored on its way.
+#[cfg(target_arch = "x86_64")]
+#[expect(unsafe_code, reason = "a fence")]
+fn flush() {
+    // SAFETY: a fence touches nothing.
+    unsafe { std::arch::x86_64::_mm_sfence() }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+#[expect(unsafe_code, reason = "shares memory with a kernel")]
+fn store(to: *mut [u32; 4], line: [u32; 4]) {
+    // SAFETY: 16 aligned bytes of a line, which live as long as the lines. The number comes last.
+    unsafe { to.write_volatile(line) }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn flush() {
+    std::sync::atomic::fence(Ordering::SeqCst);
 }
 
 /// A resident without slices: a kernel that runs until its word is set.

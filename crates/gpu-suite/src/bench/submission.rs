@@ -6,20 +6,19 @@ use std::{
         atomic::{AtomicBool, Ordering},
     },
     thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use anyhow::{Context as _, Result};
-use serde_json::{Value, json};
+use serde_json::json;
 use warpweft_core_types::{Arg, BufferDesc, CopyRegion, Deadline, Launch, Op, SemaphorePoint, Submission};
 
 use super::{
     alloc,
     raw::Raw,
-    rig::{Bench, LIMIT, Rig, report, say},
+    samples::{table, timed},
 };
-
-const ROUNDS: usize = 41;
+use crate::rig::{Bench, LIMIT, Rig, report, say};
 
 /// Operations of the long submission.
 const MANY: usize = 100;
@@ -34,58 +33,6 @@ pub(crate) fn run(rig: &Rig) -> Result<()> {
     raw.make_current()?;
     allocations(first)?;
     copies(rig, &raw, capability)
-}
-
-/// Times of one thing, in microseconds.
-#[derive(Default)]
-pub(crate) struct Samples(Vec<f64>);
-
-impl Samples {
-    pub(crate) fn add(&mut self, time: Duration) {
-        self.0.push(time.as_secs_f64() * 1e6);
-    }
-
-    fn at(&self, part: f64) -> f64 {
-        let mut sorted = self.0.clone();
-        sorted.sort_by(f64::total_cmp);
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "an index")]
-        let index = ((sorted.len() - 1) as f64 * part).round() as usize;
-        sorted[index]
-    }
-
-    pub(crate) fn median(&self) -> f64 {
-        self.at(0.5)
-    }
-
-    pub(crate) fn json(&self) -> Value {
-        json!({"p50": self.at(0.5), "p90": self.at(0.9), "p99": self.at(0.99), "min": self.at(0.0),
-            "max": self.at(1.0), "n": self.0.len(), "unit": "us"})
-    }
-}
-
-pub(crate) fn timed(work: impl FnOnce() -> Result<()>) -> Result<Duration> {
-    let start = Instant::now();
-    work()?;
-    Ok(start.elapsed())
-}
-
-/// Runs the columns by turns and reports each.
-fn table(name: &str, columns: &mut [(&str, &mut dyn FnMut() -> Result<Duration>)]) -> Result<Vec<f64>> {
-    let mut samples: Vec<Samples> = columns.iter().map(|_| Samples::default()).collect();
-    for round in 0..ROUNDS + 5 {
-        for ((_, column), samples) in columns.iter_mut().zip(&mut samples) {
-            let time = column()?;
-            // The first rounds warm up.
-            if round >= 5 {
-                samples.add(time);
-            }
-        }
-    }
-    for ((column, _), samples) in columns.iter().zip(&samples) {
-        report(&json!({"timing": name, "what": column, "time": samples.json()}));
-        say(&format!("{name:<34} {column:<34} {:>10.2} us", samples.median()));
-    }
-    Ok(samples.iter().map(Samples::median).collect())
 }
 
 fn many_launches(bench: &Bench, raw: &Raw) -> Result<()> {

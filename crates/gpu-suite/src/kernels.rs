@@ -1,4 +1,4 @@
-//! The spike's kernels and their contracts.
+//! The suite's kernels and their contracts.
 
 use std::sync::Arc;
 
@@ -8,10 +8,10 @@ use warpweft_core_types::{
 };
 
 /// The CUDA C of all kernels.
-pub(crate) const SOURCE: &str = include_str!("kernels.cu");
+pub(crate) const SOURCE: &str = include_str!("../kernels/suite.cu");
 
-/// Words that `add` works on.
-pub(crate) const ADD_WORDS: u64 = 1 << 16;
+/// The same as PTX.
+const PTX: &str = include_str!("../kernels/suite.ptx");
 
 /// Bytes of what `beat` keeps: a count, a time, and 4,096 gaps.
 pub(crate) const GAPS_BYTES: u64 = 8 * (2 + 4096);
@@ -19,31 +19,9 @@ pub(crate) const GAPS_BYTES: u64 = 8 * (2 + 4096);
 /// Workgroups that `beat` has counters for.
 pub(crate) const BEAT_WORKGROUPS: u32 = 128;
 
-/// A kernel in hand-written PTX: stores 42.
-pub(crate) const PTX: &str = "
-.version 7.0
-.target sm_70
-.address_size 64
-.visible .entry answer(.param .u64 out) {
-    .reg .u64 %address;
-    .reg .u32 %value;
-    ld.param.u64 %address, [out];
-    cvta.to.global.u64 %address, %address;
-    mov.u32 %value, 42;
-    st.global.u32 [%address], %value;
-    ret;
-}
-";
-
 pub(crate) fn contracts() -> Vec<KernelContract> {
-    let words = 4 * ADD_WORDS;
     vec![
         KernelContract::new("nothing", []),
-        KernelContract::new(
-            "add",
-            [Param::read(words), Param::read(words), Param::write(words), Param::scalar::<u32>()],
-        )
-        .with_workgroup_size([256, 1, 1]),
         KernelContract::new("step", [Param::read_write(4), Param::scalar::<u32>()]),
         KernelContract::new("hold", [Param::read_write(4), Param::scalar::<u64>()]),
         KernelContract::new("fault", [Param::write(4)]),
@@ -57,15 +35,17 @@ pub(crate) fn contracts() -> Vec<KernelContract> {
         )
         .with_workgroup_size([32, 1, 1])
         .resident(),
-        KernelContract::new("stubborn", [Param::read_write(4)]).resident(),
+        KernelContract::new("sliced_answer", [Param::read(64), Param::write(16), Param::read_write(4)])
+            .with_workgroup_size([32, 1, 1])
+            .resident(),
         KernelContract::new("brief", [Param::read_write(4)]).resident(),
     ]
 }
 
-/// All kernels as CUDA C.
-pub(crate) fn cuda_c() -> KernelCode {
-    let text = SOURCE.to_owned();
-    foreign(contracts(), ForeignCode::Source { format: CodeFormat::CudaC, text })
+/// All kernels, as PTX: a machine with a driver alone runs them.
+fn all() -> KernelCode {
+    let text = PTX.to_owned();
+    foreign(contracts(), ForeignCode::Source { format: CodeFormat::Ptx, text })
 }
 
 /// A kernel that nobody has loaded before: stores `value`.
@@ -92,7 +72,7 @@ pub(crate) struct Kernels(Arc<dyn Module>);
 
 impl Kernels {
     pub(crate) fn load(device: &dyn Device) -> Result<Self> {
-        Ok(Self(device.load(&cuda_c())?))
+        Ok(Self(device.load(&all())?))
     }
 
     pub(crate) fn get(&self, name: &str) -> Result<Arc<dyn Kernel>> {

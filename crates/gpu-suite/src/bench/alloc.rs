@@ -1,4 +1,4 @@
-//! An allocator that counts, so that the spike can say what a submission allocates.
+//! An allocator that counts, so that a benchmark can say what a submission allocates.
 
 use std::{
     alloc::{GlobalAlloc, Layout, System},

@@ -1,16 +1,16 @@
-//! What every part of the spike works with.
+//! What checks and benchmarks work with.
 
-use std::{sync::Arc, time::Duration};
+use std::{process::ExitCode, sync::Arc, thread, time::Duration};
 
-use anyhow::{Context as _, Result, ensure};
-use serde_json::Value;
+use anyhow::Result;
+use serde_json::{Value, json};
 use warpweft_core_types::{
     Arg, Backend, BufferDesc, BufferView, CopyRegion, Device, Features, Kernel, Launch, Op, Queue, QueueDesc,
     SemaphorePoint, Submission,
 };
 use warpweft_cuda::CudaBackend;
 
-use super::kernels::Kernels;
+use crate::kernels::Kernels;
 
 /// Nothing here takes longer.
 pub(crate) const LIMIT: Duration = Duration::from_secs(10);
@@ -38,6 +38,13 @@ impl Rig {
             .map(|(ordinal, _)| Bench::open(backend.open(ordinal, Features::RESIDENT_KERNELS)?));
         let devices = devices.collect::<Result<_>>()?;
         Ok(Self { backend, devices })
+    }
+
+    /// What the results are of.
+    pub(crate) fn describe(&self) -> Result<()> {
+        let (major, minor) = self.backend.driver_version();
+        report(&json!({"cuda": [major, minor], "devices": self.backend.devices()?}));
+        Ok(())
     }
 
     pub(crate) fn first(&self) -> &Bench {
@@ -129,24 +136,21 @@ pub(crate) fn submit_word(
     Ok(())
 }
 
-/// Bytes that differ from place to place and seed to seed.
-pub(crate) fn pattern(seed: u64, len: usize) -> Vec<u8> {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let mut next = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        state.to_le_bytes()[3]
-    };
-    (0..len).map(|_| next()).collect()
-}
-
-pub(crate) fn same(what: &str, got: &[u8], expected: &[u8]) -> Result<()> {
-    ensure!(got.len() == expected.len(), "{what}: {} bytes for {}", got.len(), expected.len());
-    match got.iter().zip(expected).position(|(a, b)| a != b) {
-        None => Ok(()),
-        Some(at) => Err(anyhow::anyhow!("byte {at} is {:#x}, not {:#x}", got[at], expected[at]))
-            .context(what.to_owned()),
+/// Runs a part that must not hold a machine, whatever it does; says why it failed.
+pub(crate) fn bounded(part: impl FnOnce() -> Result<()>) -> ExitCode {
+    /// Shorter than the limits of the legs, so that the reason is told.
+    const LONGEST: Duration = Duration::from_secs(150);
+    thread::spawn(|| {
+        thread::sleep(LONGEST);
+        say(&format!("it took longer than {LONGEST:?}"));
+        std::process::exit(3);
+    });
+    match part() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            say(&format!("error: {error:#}"));
+            ExitCode::FAILURE
+        }
     }
 }
 

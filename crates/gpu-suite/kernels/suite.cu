@@ -1,0 +1,137 @@
+// The kernels of the GPU suite. Every loop ends by itself.
+#include <warpweft/resident.cuh>
+
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+extern "C" __global__ void nothing() {}
+
+// out = 3 * out + digit: the order of such steps shows in the result.
+extern "C" __global__ void step(u32* out, u32 digit) {
+    *out = 3 * *out + digit;
+}
+
+// Takes `ns`, two seconds at most, then counts.
+extern "C" __global__ void hold(u32* out, u64 ns) {
+    const u64 began = ww_now();
+    const u64 most = ns < 2000000000ull ? ns : 2000000000ull;
+    while (ww_now() - began < most) {}
+    *out += 1;
+}
+
+extern "C" __global__ void fault(u32* out) {
+    *out = 1;
+    __trap();
+}
+
+// A resident without slices, for comparison: until its word is set, or for five seconds. Block 0 polls the
+// host, the others a word of the device.
+extern "C" __global__ void raw_resident(volatile u32* stop, volatile u32* beat, volatile u32* fan, u32 number) {
+    const u64 began = ww_now();
+    if (blockIdx.x == 0) *beat = number;
+    volatile u32* word = blockIdx.x == 0 ? stop : fan;
+    while (*word != number && ww_now() - began < 5000000000ull) {}
+    if (blockIdx.x == 0) *fan = number;
+}
+
+// A resident that counts its turns, shows its slice's number to the host and keeps the gaps between slices.
+// gaps: how many, when the last slice ended, and 4,096 of them in nanoseconds.
+extern "C" __global__ void beat(ww_slice slice, u64* turns, volatile u64* shown, u64* gaps) {
+    __shared__ bool leave;
+    ww_turn turn;
+    const u32 block = ww_block_index() & 127;
+    if (threadIdx.x == 0) {
+        leave = !ww_begin(slice, turn);
+        if (block == 0) {
+            shown[0] = slice.number + 1;
+            if (gaps[1] != 0) gaps[2 + (gaps[0]++ & 4095)] = turn.began - gaps[1];
+        }
+    }
+    while (true) {
+        __syncthreads();
+        if (leave) break;
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            turns[block] += 1;
+            leave = ww_should_yield(slice, turn);
+        }
+    }
+    if (threadIdx.x == 0) {
+        if (block == 0) gaps[1] = ww_now();
+        ww_end(slice, false);
+    }
+}
+
+// Is done for good at its third slice.
+extern "C" __global__ void brief(ww_slice slice, u32* out) {
+    ww_turn turn;
+    if (ww_begin(slice, turn)) {
+        while (!ww_should_yield(slice, turn)) {}
+        *out += 1;
+    }
+    ww_end(slice, *out >= 3);
+}
+
+// One load of 16 bytes from anywhere.
+__device__ __forceinline__ uint4 line_at(u64 address) {
+    uint4 line;
+    asm volatile("ld.volatile.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(line.x), "=r"(line.y), "=r"(line.z), "=r"(line.w) : "l"(address) : "memory");
+    return line;
+}
+
+// Answers a record of 48 bytes in four lines of 12 bytes and the record's number, each polled by a lane of its
+// own: one line with the sums of the record's columns. Returns whether the record was there.
+__device__ __forceinline__ bool answer(const uint4& line, u64 reply, u32 number) {
+    if (!__all_sync(0xffffffff, threadIdx.x >= 4 || line.w == number)) return false;
+    uint4 sum = line;
+    for (int step = 2; step > 0; step /= 2) {
+        sum.x += __shfl_xor_sync(0xffffffff, sum.x, step);
+        sum.y += __shfl_xor_sync(0xffffffff, sum.y, step);
+        sum.z += __shfl_xor_sync(0xffffffff, sum.z, step);
+    }
+    if (threadIdx.x == 0) {
+        asm volatile("st.volatile.global.v4.u32 [%0], {%1, %2, %3, %4};"
+                     :: "l"(reply), "r"(sum.x), "r"(sum.y), "r"(sum.z), "r"(number) : "memory");
+    }
+    return true;
+}
+
+// Never returns by itself, but for ten seconds without a record. A record with this number is the last.
+extern "C" __global__ void raw_answer(u64 request, u64 reply, u32 last) {
+    const u64 place = request + 16 * (threadIdx.x & 3);
+    u64 heard = ww_now();
+    for (u32 number = 1; number <= last;) {
+        const uint4 line = line_at(place);
+        const u64 now = ww_now();
+        if (answer(line, reply, number)) {
+            heard = now;
+            ++number;
+        }
+        if (__any_sync(0xffffffff, now - heard > 10000000000ull)) return;
+    }
+}
+
+// The same as a resident. Lane 4 reads its orders along with the lines, in the same load.
+extern "C" __global__ void sliced_answer(ww_slice slice, u64* request, uint4* reply, u32* served) {
+    ww_turn turn;
+    bool stays = false;
+    if (threadIdx.x == 4) stays = ww_begin(slice, turn);
+    stays = __any_sync(0xffffffff, stays);
+    u32 number = *served + 1;
+    const u64 place = threadIdx.x == 4 ? slice.orders : (u64)request + 16 * (threadIdx.x & 3);
+    while (stays) {
+        const uint4 line = line_at(place);
+        bool leave = false;
+        if (threadIdx.x == 4) {
+            ww_heard(slice, turn, {line.x | (u64)line.y << 32, line.z | (u64)line.w << 32});
+            leave = ww_should_yield(slice, turn);
+        }
+        if (answer(line, (u64)reply, number)) ++number;
+        stays = !__any_sync(0xffffffff, leave);
+    }
+    if (threadIdx.x == 4) {
+        *served = number - 1;
+        ww_end(slice, false);
+    }
+}

@@ -1,0 +1,46 @@
+//! What our calls cost beside the driver's own, in rounds that alternate. Results are lines of JSON on the
+//! standard output; what people read goes to the standard error.
+
+pub(crate) mod alloc;
+mod discovery;
+mod pairs;
+pub(crate) mod raw;
+mod resident;
+mod round_trip;
+pub(crate) mod samples;
+mod submission;
+
+use anyhow::Result;
+use clap::ValueEnum;
+
+use crate::rig::Rig;
+
+/// What is measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Part {
+    /// Submitting and waiting, semaphores, allocations, copies by a queue.
+    Submission,
+    /// Residents: gaps between slices, park and resume, cold calls beside them.
+    Resident,
+    /// A record from the host to a resident and the answer back.
+    RoundTrip,
+    /// Finding devices and their links.
+    Discovery,
+    /// Bandwidth as `measure` reports it, beside raw copies.
+    Pairs,
+}
+
+pub(crate) fn run(part: Part) -> Result<()> {
+    if part == Part::Discovery {
+        return discovery::run();
+    }
+    let rig = Rig::open()?;
+    rig.describe()?;
+    match part {
+        Part::Submission => submission::run(&rig),
+        Part::Resident => resident::run(&rig),
+        Part::RoundTrip => round_trip::run(&rig),
+        Part::Pairs => pairs::run(&rig),
+        Part::Discovery => Ok(()),
+    }
+}

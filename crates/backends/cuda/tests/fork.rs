@@ -90,7 +90,7 @@ const fn require(number: u8, holds: bool) -> Result<(), u8> {
 #[test]
 fn a_forked_process_is_told_so_and_never_hangs() {
     let stand_in = StandIn::load().unwrap();
-    let config = CudaConfig::default().with_driver(stand_in.path());
+    let config = CudaConfig::default().with_driver(stand_in.path()).without_cubin_cache();
     let backend = CudaBackend::with_config(&config).unwrap();
     let device = backend.open(0, Features::empty()).unwrap();
     let queue = device.create_queue(&QueueDesc::default()).unwrap();

@@ -5,7 +5,7 @@ use std::path::Path;
 use warpweft_core_types::{
     Backend, DeviceInfo, Features, LinkClass, LinkEnd, LinkFact, PathClass, Provenance,
 };
-use warpweft_cuda::{CudaBackend, CudaConfig};
+use warpweft_cuda::CudaBackend;
 use warpweft_stand_in_cuda::StandIn;
 use warpweft_topology::{DeviceKind, NodeDesc, Topology};
 
@@ -181,7 +181,7 @@ fn a_library_that_refuses_everything_is_survived() {
 #[test]
 fn nothing_is_asked_before_somebody_wants_to_know() {
     let stand_in = StandIn::load().unwrap();
-    let config = CudaConfig::default().with_driver(stand_in.path()).with_nvml(stand_in.path());
+    let config = config(&stand_in).with_nvml(stand_in.path());
     let backend = CudaBackend::with_config(&config).unwrap();
     backend.open(0, Features::empty()).unwrap();
     assert_eq!(stand_in.calls("nvmlInit_v2"), 0);

@@ -45,7 +45,7 @@ fn functions_that_a_driver_lacks_are_listed() {
 #[test]
 fn parameters_that_a_driver_does_not_tell_are_taken_from_the_contract() -> Outcome {
     let (_folder, path) = StandIn::without(&["cuFuncGetParamInfo"])?;
-    let backend = CudaBackend::with_config(&CudaConfig::default().with_driver(&path))?;
+    let backend = CudaBackend::with_config(&CudaConfig::default().with_driver(&path).without_cubin_cache())?;
     Lane::open(&backend, 0)?.count_to_four()
 }
 

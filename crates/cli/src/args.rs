@@ -239,6 +239,9 @@ pub(crate) struct Doctor {
     /// Backends that must work, separated by commas.
     #[arg(long, value_name = "NAME,...", value_delimiter = ',', default_value = "host")]
     pub(crate) backend: Vec<String>,
+    /// Find out which calls of the CUDA driver wait for kernels that stay on a device; takes some seconds.
+    #[arg(long)]
+    pub(crate) probe_resident: bool,
     /// Print one JSON object.
     #[arg(long)]
     pub(crate) json: bool,

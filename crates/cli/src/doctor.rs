@@ -49,12 +49,16 @@ struct Report {
 }
 
 pub(crate) fn run(args: &args::Doctor) -> anyhow::Result<ExitCode> {
+    if args.probe_resident && !args.backend.iter().any(|name| name == "cuda") {
+        let reason = "--probe-resident asks CUDA devices: add --backend cuda".to_owned();
+        return Err(output::WrongCall(reason).into());
+    }
     let mut checks = vec![cores()];
     for name in &args.backend {
         match name.as_str() {
             "host" => checks.push(host()),
             #[cfg(feature = "cuda")]
-            "cuda" => checks.extend(cuda::checks()),
+            "cuda" => checks.extend(cuda::checks(args.probe_resident)),
             _ => checks.push(unknown(name)),
         }
     }

@@ -68,9 +68,7 @@ fn stand_in_gpus() -> Result<Arc<dyn Backend>, OpenError> {
     let missing =
         |error: std::io::Error| OpenError::Unavailable { backend: "stand-in", missing: format!("{error}") };
     let driver = StandIn::load().map_err(missing)?;
-    // What the driver of this machine keeps is none of its business.
-    let config = CudaConfig::default().with_driver(driver.path()).without_cubin_cache();
-    Ok(Arc::new(CudaBackend::with_config(&config)?))
+    Ok(Arc::new(CudaBackend::with_config(&CudaConfig::default().with_driver(driver.path()).without_cache())?))
 }
 
 /// GPUs that stay open.

@@ -41,6 +41,10 @@ pub trait Interop: fmt::Debug + Send + Sync {
     /// Makes a queue of a stream that another library uses too. Work of both runs in the order in which it
     /// was enqueued; the stream is never destroyed here.
     ///
+    /// A submission enters the stream at once, and where the driver has no room for more, it waits for some. One
+    /// that waits for a point of which no work is under way yet enters when it can, behind what the other library
+    /// has enqueued meanwhile.
+    ///
     /// # Errors
     ///
     /// [`InteropError::Refused`] with the reason.

@@ -38,11 +38,13 @@ extern "C" __global__ void raw_resident(volatile u32* stop, volatile u32* beat, 
 // gaps: how many, when the last slice ended, and 4,096 of them in nanoseconds.
 extern "C" __global__ void beat(ww_slice slice, u64* turns, volatile u64* shown, u64* gaps) {
     __shared__ bool leave;
+    bool served = false;
     ww_turn turn;
     const u32 block = ww_block_index() & 127;
     if (threadIdx.x == 0) {
-        leave = !ww_begin(slice, turn);
-        if (block == 0) {
+        served = ww_begin(slice, turn);
+        leave = !served;
+        if (block == 0 && !leave) {
             shown[0] = slice.number + 1;
             if (gaps[1] != 0) gaps[2 + (gaps[0]++ & 4095)] = turn.began - gaps[1];
         }
@@ -57,7 +59,7 @@ extern "C" __global__ void beat(ww_slice slice, u64* turns, volatile u64* shown,
         }
     }
     if (threadIdx.x == 0) {
-        if (block == 0) gaps[1] = ww_now();
+        if (block == 0 && served) gaps[1] = ww_now();
         ww_end(slice, false);
     }
 }

@@ -31,6 +31,7 @@ pub(crate) fn all(wish: &Wish<'_>) -> Vec<Leg> {
     conformance.extend(wish.filter.map(String::from));
     let mut legs = vec![
         leg("doctor", 60, "doctor --backend cuda"),
+        leg("cold calls", 60, "doctor --backend cuda --probe-resident"),
         Leg { args: conformance, ..leg("conformance", 400, "") },
         leg("demo", 120, "demo --backend host,cuda"),
         leg("topology", 180, "topo --backend cuda --measure"),

@@ -327,8 +327,8 @@ impl Block<'_> {
         if (before + 1).is_multiple_of(self.blocks) {
             let leave = self.memory.read_long(slice.mirror)?;
             // One store in CUDA. Here whoever sees the second word sees the first.
-            self.memory.write_long(slice.orders + 24, leave)?;
             self.memory.write_long(slice.orders + 16, slice.number + 1)?;
+            self.memory.write_long(slice.orders + 24, leave)?;
         }
         Ok(())
     }

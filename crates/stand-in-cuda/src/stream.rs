@@ -9,9 +9,10 @@ use std::{
 
 use crate::{
     capture::{self, Capture},
-    context::{Context, Here, LOOK, current},
+    context::{Context, Here, LOOK, Ticket, current},
     exports::{Code, Outcome, Raw, exports},
     machine::{Machine, running},
+    task::Task,
 };
 
 /// Whoever enqueues more than this waits until there is room.
@@ -35,8 +36,8 @@ struct Line {
 
 /// One thing to do.
 pub(crate) enum Op {
-    /// A copy, a kernel or the like; an error is a fault.
-    Work(Box<dyn FnOnce() -> Outcome + Send>),
+    /// A copy, a kernel or the like; an error is a fault. Cold calls wait for the tickets.
+    Task(Task, Vec<Ticket>),
     /// Takes memory back, whatever has happened.
     Free(Box<dyn FnOnce() + Send>),
     /// Marks the record with this number.
@@ -112,6 +113,8 @@ impl Stream {
     /// Does what is in it, until it is empty.
     pub(crate) fn run(&self) {
         let Ok(machine) = running() else { return };
+        // Tickets of the last task, until the marks right behind it are passed: on a device that is one moment.
+        let mut tickets = Vec::new();
         loop {
             let mut line = self.line();
             let Some(op) = line.ops.pop_front() else {
@@ -120,12 +123,16 @@ impl Stream {
             };
             drop(line);
             self.shorter.notify_all();
+            if !matches!(op, Op::Mark(..)) {
+                tickets.clear();
+            }
             match op {
                 Op::Free(free) => free(),
                 // After a fault nothing else runs any more; what an operation holds is let go.
                 _ if self.is_over(machine) => {}
-                Op::Work(work) => {
-                    if let Err(code) = work()
+                Op::Task(task, held) => {
+                    tickets = held;
+                    if let Err(code) = task.run(machine)
                         && !self.context.is_dead()
                     {
                         machine.break_down(code);
@@ -235,6 +242,29 @@ exports! {
         last.sort_unstable();
         last.dedup();
         Ok(())
+    }
+
+    fn cuStreamQuery(val stream: Raw) {
+        let here = current()?;
+        here.machine.captures.forbid()?;
+        let _turn = here.enter();
+        let stream = here.stream(stream)?;
+        // A stream that is being captured runs nothing to ask about.
+        stream.refuse_in_capture()?;
+        let line = stream.line();
+        if line.ops.is_empty() && !line.served { Ok(()) } else { Err(Code::NOT_READY) }
+    }
+
+    fn cuStreamWriteValue64_v2(val stream: Raw, val address: u64, val value: u64, val flags: c_uint) {
+        let here = current()?;
+        let _turn = here.enter();
+        let stream = here.stream(stream)?;
+        let task = Task::Write { device: stream.context.device, to: address, value };
+        task.check(here.machine)?;
+        if flags != 0 || !address.is_multiple_of(8) {
+            return Err(Code::INVALID_VALUE);
+        }
+        here.give(&stream, task)
     }
 
     fn cuEventCreate(out event: Raw, val flags: c_uint) {

@@ -31,6 +31,12 @@ const BREATH: Duration = Duration::from_micros(20);
 pub(crate) enum Task {
     Copy(Copy),
     Fill(Fill),
+    /// Writes eight bytes.
+    Write {
+        device: usize,
+        to: u64,
+        value: u64,
+    },
     Kernel(Call),
     Graph(Nodes),
 }
@@ -102,12 +108,8 @@ impl Here {
         if let Some(capture) = stream.capture() {
             return capture.take(task);
         }
-        let machine = self.machine;
         let tickets = task.tickets();
-        stream.push(Op::Work(Box::new(move || {
-            let _running = tickets;
-            task.run(machine)
-        })));
+        stream.push(Op::Task(task, tickets));
         Ok(())
     }
 }
@@ -117,6 +119,7 @@ impl Task {
         match self {
             Self::Copy(copy) => copy.run(machine.space.seen_from(copy.device)),
             Self::Fill(fill) => fill.run(machine.space.seen_from(fill.device)),
+            &Self::Write { device, to, value } => machine.space.seen_from(device).write_long(to, value),
             Self::Kernel(call) => call.run(machine),
             Self::Graph(nodes) => nodes.run(machine),
         }
@@ -125,7 +128,7 @@ impl Task {
     /// Counts the kernels in it until they are dropped.
     pub(crate) fn tickets(&self) -> Vec<Ticket> {
         match self {
-            Self::Copy(_) | Self::Fill(_) => Vec::new(),
+            Self::Copy(_) | Self::Fill(_) | Self::Write { .. } => Vec::new(),
             Self::Kernel(call) => vec![call.context.admit_kernel()],
             Self::Graph(nodes) => nodes.tasks().flat_map(Self::tickets).collect(),
         }
@@ -139,6 +142,7 @@ impl Task {
                 holds(copy.to.first, copy.extent(copy.to)) && holds(copy.from.first, copy.extent(copy.from))
             }
             Self::Fill(fill) => holds(fill.to, fill.extent()),
+            Self::Write { to, .. } => holds(*to, 8),
             Self::Kernel(_) | Self::Graph(_) => true,
         };
         if is_sound { Ok(()) } else { Err(Code::INVALID_VALUE) }

@@ -27,6 +27,9 @@ pub(super) struct Map {
     never_published: Vec<String>,
     /// The modules that may open `unsafe`; a crate that is not named here forbids it.
     pub(super) unsafe_modules: BTreeMap<String, Vec<String>>,
+    /// By crate and module: methods that are called there and nowhere else in the crate.
+    #[serde(default)]
+    pub(super) kept_together: BTreeMap<String, BTreeMap<String, Vec<String>>>,
 }
 
 impl Map {

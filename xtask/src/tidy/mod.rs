@@ -8,6 +8,7 @@ mod manifests;
 mod source;
 mod stray;
 mod texts;
+mod together;
 mod unsafe_map;
 mod workflows;
 
@@ -61,6 +62,7 @@ fn of_source(workspace: &Workspace, map: &Map, source: &Source) -> Vec<Problem> 
     problems.extend(workflows::check(source, &crate::verbs()));
     problems.extend(stray::check(source, package));
     problems.extend(unsafe_map::check(source, package, map));
+    problems.extend(together::check(source, package, map));
     problems
 }
 

@@ -9,7 +9,7 @@ use std::{
 use cudarc::driver::sys::{CUdevice, CUdevice_attribute as Attribute, CUuuid};
 use warpweft_core_types::{
     Backend, Bytes, CodeFormat, Device, DeviceId, DeviceInfo, DeviceKind, DeviceUuid, DriverError, Features,
-    OpenError, PciAddress,
+    OpenError, PciAddress, Residents as _,
 };
 
 use crate::{
@@ -21,6 +21,7 @@ use crate::{
     driver::{Driver, unavailable},
     links::LinkReport,
     peer::PeerTable,
+    probe::{self, Probed},
     reactor::ReactorOwner,
 };
 
@@ -53,7 +54,7 @@ impl CudaBackend {
         Self::with_config(&CudaConfig::default())
     }
 
-    /// The same with libraries, and a folder for machine code, that are named.
+    /// The same with libraries that are named.
     ///
     /// # Errors
     ///
@@ -77,7 +78,7 @@ impl CudaBackend {
             compiler: config.nvrtc.as_ref().map_or_else(|| Compiler::find_at_most(cuda_major), Compiler::at),
             infos: facts.iter().map(|facts| facts.info.clone()).collect(),
             reactor,
-            cache: config.cubin_cache.clone().map_or_else(CubinCache::of_environment, CubinCache::at),
+            cache: config.cache.clone().map_or_else(CubinCache::of_environment, CubinCache::at),
             open: Mutex::default(),
         };
         let slots = facts.into_iter().map(|facts| Slot { facts, open: Mutex::default() }).collect();
@@ -119,6 +120,24 @@ impl CudaBackend {
         self.require(slot, required)?;
         let context = Context::foreign(&self.shared.driver, slot.facts.info.id, context)?;
         Ok(CudaDevice::open(&self.shared, &slot.facts, context)?)
+    }
+
+    /// Finds out on this driver which calls wait for kernels that stay on a device. It takes about a second, and
+    /// keeps the device busy meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// As [`Backend::open`], [`OpenError::InvalidConfig`] while residents run there, and the driver's words if a
+    /// call fails.
+    pub fn probe_resident(&self, ordinal: u32) -> Result<Vec<Probed>, OpenError> {
+        let opened = self.open(ordinal, Features::RESIDENT_KERNELS)?;
+        let unknown = || OpenError::InvalidConfig { reason: "it is no device of this backend".to_owned() };
+        let device = CudaDevice::of_shared(&opened).ok_or_else(unknown)?;
+        if device.budget().used > 0 {
+            let reason = "residents run on the device; stop them first".to_owned();
+            return Err(OpenError::InvalidConfig { reason });
+        }
+        probe::run(&device).map_err(|error| unavailable(format!("a call for the trial: {error}")))
     }
 
     fn require(&self, slot: &Slot, required: Features) -> Result<(), OpenError> {

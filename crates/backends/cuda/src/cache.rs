@@ -27,7 +27,7 @@ pub(crate) struct CubinCache {
 pub(crate) struct Key(blake3::Hash);
 
 impl CubinCache {
-    /// A cache in this folder, which is made when something is first kept; none for an empty path.
+    /// A cache in this folder, which is made when something is first kept; none if the path is empty.
     pub(crate) fn at(folder: PathBuf) -> Self {
         Self { folder: Some(folder).filter(|folder| !folder.as_os_str().is_empty()) }
     }

@@ -25,7 +25,7 @@ use crate::{
     stream::{Event, Stream},
 };
 
-const PTX: &str = include_str!("../kernels/clock.ptx");
+pub(crate) const PTX: &str = include_str!("../kernels/clock.ptx");
 
 /// Questions of one exchange; the narrowest answer counts.
 const QUESTIONS: u32 = 16;
@@ -65,7 +65,19 @@ impl Clock {
         cache: &CubinCache,
         capability: (u32, u32),
     ) -> Result<Arc<Self>, OpenError> {
-        let image = Image::of_ptx(context, cache, capability, PTX).map_err(not_loaded)?;
+        Self::of_image(context, arena, Image::of_ptx(context, cache, capability, PTX).map_err(not_loaded)?)
+    }
+
+    /// The same from machine code.
+    pub(crate) fn of_cubin(
+        context: &Arc<Context>,
+        arena: &Arc<Arena>,
+        cubin: &[u8],
+    ) -> Result<Arc<Self>, OpenError> {
+        Self::of_image(context, arena, Image::load(context, cubin).map_err(not_loaded)?)
+    }
+
+    fn of_image(context: &Arc<Context>, arena: &Arc<Arena>, image: Image) -> Result<Arc<Self>, OpenError> {
         let find = |name: &str, params: &[Param]| {
             image.function(&KernelContract::new(name, params), Vec::new).map_err(not_loaded)
         };
@@ -116,20 +128,23 @@ impl Clock {
         }
     }
 
+    /// Keeps one thread of the device busy for as long. The context is current.
+    pub(crate) fn keep_busy(&self, stream: &Stream, time: Duration) -> Result<(), DriverError> {
+        let mut ns = nanos(time);
+        self.launch(&self.context, stream, self.busy, &mut [ptr::from_mut(&mut ns).cast()])
+    }
+
     /// Whether a launch returns before its kernel ends; `false` under debuggers and sanitizers that make it
     /// wait, which environment variables do not tell.
     pub(crate) fn launches_return(&self) -> Result<bool, DriverError> {
         const BUSY: Duration = Duration::from_millis(1);
         let _current = self.context.enter()?;
         let lane = self.lane();
-        // The first launch of a process takes long by itself.
-        for mut ns in [0, nanos(BUSY), nanos(BUSY), nanos(BUSY)] {
+        // More than once: the first launch of a process takes long by itself.
+        for _ in 0..3 {
             let began = Instant::now();
-            self.launch(&self.context, &lane.stream, self.busy, &mut [ptr::from_mut(&mut ns).cast()])?;
-            let took = began.elapsed();
-            lane.end.record(&lane.stream)?;
-            lane.end.wait(PATIENCE)?;
-            if ns > 0 && took < BUSY / 2 {
+            self.keep_busy(&lane.stream, BUSY)?;
+            if began.elapsed() < BUSY / 2 {
                 return Ok(true);
             }
         }

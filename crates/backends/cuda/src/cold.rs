@@ -28,7 +28,7 @@ use crate::{
 const LOG_BYTES: usize = 16 << 10;
 
 /// How often the watch looks after residents that somebody may hold up.
-const WATCH: Duration = Duration::from_micros(200);
+const WATCH: Duration = Duration::from_micros(100);
 
 /// After a resident was held up by a call that nobody announced, more such calls are expected for this long.
 const WARY: Duration = Duration::from_millis(5);
@@ -283,10 +283,21 @@ pub(crate) fn function(
 pub(crate) unsafe fn unload(context: &Arc<Context>, module: Handle<CUmod_st>) {
     let owner = Arc::clone(context);
     context.serve(move || {
-        let Ok(_current) = owner.enter() else { return };
         // SAFETY: the caller's duties; an error leaves the module loaded, which harms nobody.
-        let _unloaded = owner.cold.pass(|| unsafe { owner.driver.module_unload(module.raw()) });
+        let _unloaded = unsafe { unload_now(&owner, module) };
     });
+}
+
+/// Unloads a module on this thread.
+///
+/// # Safety
+///
+/// - As for [`unload`].
+#[expect(unsafe_code, reason = "calls the driver")]
+pub(crate) unsafe fn unload_now(context: &Context, module: Handle<CUmod_st>) -> Result<(), DriverError> {
+    let _current = context.enter()?;
+    // SAFETY: the caller's duties.
+    context.cold.pass(|| unsafe { context.driver.module_unload(module.raw()) })
 }
 
 /// Gives pinned memory back to the system.
@@ -327,11 +338,28 @@ pub(crate) unsafe fn register(
 pub(crate) unsafe fn unregister(context: &Arc<Context>, memory: HostMemory) {
     let own = Arc::clone(context);
     context.serve(move || {
-        let Ok(_current) = own.enter() else { return };
-        let pointer = memory.base().as_ptr().cast();
-        // SAFETY: the caller's duties; the memory lives until `memory` is dropped below. An error leaves it
-        // registered.
-        let _done = own.cold.pass(|| unsafe { own.driver.mem_host_unregister(pointer) });
+        // An error leaves it registered.
+        let _done = unregister_now(&own, &memory);
         drop(memory);
     });
+}
+
+/// Undoes [`register`] on this thread. The driver refuses what is not registered.
+#[expect(unsafe_code, reason = "calls the driver")]
+pub(crate) fn unregister_now(context: &Context, memory: &HostMemory) -> Result<(), DriverError> {
+    let _current = context.enter()?;
+    let pointer = memory.base().as_ptr().cast();
+    // SAFETY: the memory lives while `memory` is borrowed. Unregistering frees nothing, and work that still used
+    // the registration would find the driver waiting for it.
+    context.cold.pass(|| unsafe { context.driver.mem_host_unregister(pointer) })
+}
+
+/// Registers memory that is never given back, so that it may stay registered.
+#[expect(unsafe_code, reason = "calls the driver")]
+pub(crate) fn register_for_good(context: &Context, memory: HostMemory) -> Result<(), DriverError> {
+    let (pointer, len) = (memory.base().as_ptr().cast(), memory.len());
+    // Its owner is not let go.
+    std::mem::forget(memory);
+    // SAFETY: the memory stays valid, since its owner lives for good.
+    unsafe { register(context, pointer, len, 0) }
 }

@@ -1,4 +1,4 @@
-//! Which libraries the backend uses, and where it keeps machine code.
+//! Which libraries the backend uses.
 
 use std::path::PathBuf;
 
@@ -22,11 +22,9 @@ pub struct CudaConfig {
     /// The management library, `libnvidia-ml.so.1`.
     #[cfg(feature = "nvml")]
     pub nvml: Option<PathBuf>,
-    /// The folder of machine code that the driver made of PTX, for the next run; an empty path for none.
-    ///
-    /// Without a word about it, it is the folder `cubin` in `WARPWEFT_CACHE_DIR`, or in `warpweft` in
-    /// `XDG_CACHE_HOME`, or in `.cache/warpweft` at home. An empty `WARPWEFT_CACHE_DIR` turns it off too.
-    pub cubin_cache: Option<PathBuf>,
+    /// The folder where machine code of earlier runs is kept; an empty path keeps none. By default the
+    /// environment names it: `WARPWEFT_CACHE_DIR`, or `warpweft` in the user's cache.
+    pub cache: Option<PathBuf>,
 }
 
 impl CudaConfig {
@@ -42,15 +40,15 @@ impl CudaConfig {
         self
     }
 
-    /// Keeps machine code in this folder, which is made when it is needed.
-    pub fn with_cubin_cache(mut self, folder: impl Into<PathBuf>) -> Self {
-        self.cubin_cache = Some(folder.into());
+    /// Names the folder for machine code of earlier runs.
+    pub fn with_cache(mut self, folder: impl Into<PathBuf>) -> Self {
+        self.cache = Some(folder.into());
         self
     }
 
-    /// Keeps no machine code: PTX is compiled anew in every run.
-    pub fn without_cubin_cache(self) -> Self {
-        self.with_cubin_cache(PathBuf::new())
+    /// Keeps no machine code: for drivers that make it for themselves alone.
+    pub fn without_cache(self) -> Self {
+        self.with_cache("")
     }
 
     /// The management library, where there may be one.

@@ -149,7 +149,6 @@ impl Context {
     /// the program's own CUDA code finds its thread as it left it.
     #[expect(unsafe_code, reason = "calls the driver")]
     pub(crate) fn enter(&self) -> Result<Entered<'_>, DriverError> {
-        self.driver.require_origin()?;
         // SAFETY: the context is retained as long as `self` lives, which the guard borrows.
         unsafe { self.driver.context_push(self.raw.raw()) }?;
         Ok(Entered { context: self })

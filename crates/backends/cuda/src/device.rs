@@ -178,9 +178,19 @@ impl CudaDevice {
         device.downcast_ref()
     }
 
+    /// The same with a share in it.
+    pub(crate) fn of_shared(device: &Arc<dyn Device>) -> Option<Arc<Self>> {
+        let device: Arc<dyn Any + Send + Sync> = Arc::clone(device) as _;
+        device.downcast().ok()
+    }
+
     /// What calls on the device go through, and what it reaches.
     pub(crate) fn surroundings(&self) -> (&Arc<Context>, &Arc<PeerTable>, &Arc<Clock>) {
         (&self.context, &self.shared.peers, &self.clock)
+    }
+
+    pub(crate) const fn arena(&self) -> &Arc<Arena> {
+        &self.arena
     }
 
     fn id(&self) -> DeviceId {
@@ -452,7 +462,9 @@ impl Residents for CudaDevice {
     }
 
     fn give_way(&self) -> GiveWay {
-        GiveWay::new(self.context.cold.open())
+        // In a forked process nothing runs that could give way, and the gate's lock may be held for good.
+        let opened = (!self.context.is_left()).then(|| self.context.cold.open());
+        GiveWay::new(opened)
     }
 }
 

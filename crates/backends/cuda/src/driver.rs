@@ -90,8 +90,9 @@ macro_rules! driver_functions {
         const SYMBOLS: &[&str] = &["cuDriverGetVersion", "cuEventQuery", "cuGetErrorName", $(stringify!($symbol)),*];
 
         struct Functions {
-            /// The two whose answers are not errors, called by hand.
+            /// Those whose answers are not errors, called by hand.
             event_query: unsafe extern "C" fn(CUevent) -> c_int,
+            stream_query: unsafe extern "C" fn(CUstream) -> c_int,
             get_error_name: unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int,
             $($name: unsafe extern "C" fn($($kind),*) -> c_int,)*
         }
@@ -101,6 +102,7 @@ macro_rules! driver_functions {
             fn resolve(library: &Library) -> Option<Self> {
                 Some(Self {
                     event_query: resolve(library, "cuEventQuery")?,
+                    stream_query: resolve(library, "cuStreamQuery")?,
                     get_error_name: resolve(library, "cuGetErrorName")?,
                     $($name: resolve(library, stringify!($symbol))?,)*
                 })
@@ -111,7 +113,7 @@ macro_rules! driver_functions {
         #[expect(clippy::too_many_arguments, reason = "signatures are the driver's")]
         impl Driver {
             $(
-                /// Calls the driver's function of this name.
+                /// Calls the driver's function of this name, unless this process was forked meanwhile.
                 ///
                 /// # Safety
                 ///
@@ -120,6 +122,7 @@ macro_rules! driver_functions {
                 /// - Pointers are valid for what the manual says is read and written through them, and
                 ///   device addresses for what the enqueued work does, until that work is over.
                 pub(crate) unsafe fn $name(&self, $($arg: $kind),*) -> Result<(), DriverError> {
+                    self.require_origin()?;
                     // SAFETY: the pointer was resolved from the driver under this name and signature and
                     // stays valid with `self.library`; the rest are the caller's duties.
                     let code = unsafe { (self.functions.$name)($($arg),*) };
@@ -169,6 +172,9 @@ driver_functions! {
     cuStreamCreate as stream_create(stream: *mut CUstream, flags: c_uint);
     cuStreamDestroy_v2 as stream_destroy(stream: CUstream);
     cuStreamWaitEvent as stream_wait_event(stream: CUstream, event: CUevent, flags: c_uint);
+    cuStreamWriteValue64_v2 as stream_write(
+        stream: CUstream, address: CUdeviceptr, value: c_ulonglong, flags: c_uint
+    );
     cuEventCreate as event_create(event: *mut CUevent, flags: c_uint);
     cuEventDestroy_v2 as event_destroy(event: CUevent);
     cuEventRecord as event_record(event: CUevent, stream: CUstream);
@@ -335,7 +341,7 @@ impl Driver {
     }
 
     /// Refuses in a process that was forked from the one that opened the driver.
-    pub(crate) fn require_origin(&self) -> Result<(), DriverError> {
+    fn require_origin(&self) -> Result<(), DriverError> {
         if !self.origin.is_left() {
             return Ok(());
         }
@@ -354,6 +360,20 @@ impl Driver {
         match unsafe { (self.functions.event_query)(event) } {
             NOT_READY => Ok(false),
             code => self.check("cuEventQuery", code).map(|()| true),
+        }
+    }
+
+    /// Whether all work in a stream is over.
+    ///
+    /// # Safety
+    ///
+    /// - The stream is live, and its context is current.
+    #[expect(unsafe_code, reason = "the raw functions of the driver")]
+    pub(crate) unsafe fn stream_is_done(&self, stream: CUstream) -> Result<bool, DriverError> {
+        // SAFETY: the caller's duties; the code as in `event_is_done`.
+        match unsafe { (self.functions.stream_query)(stream) } {
+            NOT_READY => Ok(false),
+            code => self.check("cuStreamQuery", code).map(|()| true),
         }
     }
 

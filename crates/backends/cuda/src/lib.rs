@@ -63,6 +63,8 @@
 //! - A fault of a kernel loses the device for the process, as the driver has it. Its failure is kept, and
 //!   everything that comes later is refused with it.
 
+#[cfg(feature = "cudarc")]
+pub mod adapter;
 mod backend;
 mod baseline;
 mod cache;
@@ -84,6 +86,7 @@ mod module;
 #[cfg(feature = "nvml")]
 mod nvml;
 mod peer;
+mod probe;
 mod queue;
 mod reactor;
 mod resident;
@@ -99,3 +102,4 @@ pub use compiler::Compiler;
 pub use config::CudaConfig;
 pub use context::NativeContext;
 pub use interop::{ADDRESS, CONTEXT, STREAM};
+pub use probe::Probed;

@@ -376,6 +376,26 @@ impl Arena {
     }
 }
 
+impl Arena {
+    /// Gives pinned memory that nobody uses back to the system, which waits for residents.
+    #[expect(unsafe_code, reason = "calls the driver")]
+    pub(crate) fn trim_pinned(&self) {
+        for block in std::mem::take(&mut *self.pinned()).into_values().flatten() {
+            // SAFETY: pinned by `pin`; its last buffer is dropped, which is how it came into the list, and
+            // the list is emptied here. An error leaves it pinned.
+            let _freed = unsafe { cold::free_pinned(&self.context, block.host.raw()) };
+        }
+    }
+
+    /// Gives device memory that nobody uses back to the system.
+    #[expect(unsafe_code, reason = "calls the driver")]
+    pub(crate) fn trim_pool(&self) -> Result<(), DriverError> {
+        let _current = self.context.enter()?;
+        // SAFETY: the pool is live; memory that is in use stays.
+        unsafe { self.context.driver.mem_pool_trim_to(self.pool.raw(), 0) }
+    }
+}
+
 impl fmt::Debug for Arena {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Arena({})", self.context.device)
@@ -388,11 +408,7 @@ impl Drop for Arena {
         if self.context.is_left() {
             return;
         }
-        for block in std::mem::take(&mut *self.pinned()).into_values().flatten() {
-            // SAFETY: pinned by `pin`; its last buffer is dropped, which is how it came into the list, and
-            // the list is emptied here. An error leaves it pinned.
-            let _freed = unsafe { cold::free_pinned(&self.context, block.host.raw()) };
-        }
+        self.trim_pinned();
         let Ok(_current) = self.context.enter() else { return };
         // SAFETY: created by `create_pool`; every buffer of it held an `Arc` of this arena, so none is left.
         let _destroyed = unsafe { self.context.driver.mem_pool_destroy(self.pool.raw()) };

@@ -176,12 +176,11 @@ impl Image {
         text: &str,
     ) -> Result<Self, LoadError> {
         let key = CubinCache::key(&context.driver, capability, text.as_bytes());
-        if let Some(cubin) = cache.get(key) {
-            match Self::load(context, &cubin) {
-                // Another driver of the same version may have made it: what this one makes takes its place.
-                Err(LoadError::Rejected { .. }) => {}
-                loaded => return loaded,
-            }
+        // One that is refused was made by another driver that says the same of itself: it is made anew.
+        if let Some(kept) = cache.get(key).map(|cubin| Self::load(context, &cubin))
+            && !matches!(kept, Err(LoadError::Rejected { .. }))
+        {
+            return kept;
         }
         let text = CString::new(text)
             .map_err(|_| LoadError::Rejected { log: "the PTX holds a zero byte".to_owned() })?;
@@ -191,7 +190,7 @@ impl Image {
     }
 
     /// Loads a CUBIN.
-    fn load(context: &Arc<Context>, cubin: &[u8]) -> Result<Self, LoadError> {
+    pub(crate) fn load(context: &Arc<Context>, cubin: &[u8]) -> Result<Self, LoadError> {
         refuse_truncated(cubin)?;
         let raw = cold::load_image(context, cubin).map_err(|refusal| rejected(context, refusal))?;
         Ok(Self { context: Arc::clone(context), raw })
@@ -288,6 +287,20 @@ impl Image {
             self.context.driver.function_get_attribute(&mut value, attribute as c_int, function.raw())
         }?;
         Ok(u32::try_from(value).unwrap_or(0))
+    }
+}
+
+impl Image {
+    /// Unloads it on this thread, waiting for whatever the driver waits for.
+    #[expect(unsafe_code, reason = "unloads code")]
+    pub(crate) fn unload(self) -> Result<(), DriverError> {
+        let image = std::mem::ManuallyDrop::new(self);
+        // SAFETY: nobody has a function of an image that is not shared, and it is not dropped after this.
+        let unloaded = unsafe { cold::unload_now(&image.context, image.raw) };
+        let Self { context, .. } = &*image;
+        // SAFETY: read once; the value it came from is not dropped.
+        drop(unsafe { std::ptr::read(context) });
+        unloaded
     }
 }
 

@@ -199,7 +199,7 @@ impl QueueCore {
         state.submitted += 1;
         let waits = submission.waits;
         let ready = state.held.is_empty()
-            && state.ops_in_flight < WINDOW
+            && state.ops_in_flight < self.window()
             && obstacles(waits).is_ok_and(|obstacles| obstacles.is_empty());
         if ready {
             let fill = |keep: &mut KeepAlive| {
@@ -218,6 +218,12 @@ impl QueueCore {
         }
         wakers.into_iter().for_each(Waker::wake);
         Ok(id)
+    }
+
+    /// Operations beyond which submissions are held here. Not for a stream that another library uses too: its
+    /// work must not get in front of ours.
+    fn window(&self) -> usize {
+        if self.stream.is_foreign() { usize::MAX } else { WINDOW }
     }
 
     /// Whether the queue takes one more.
@@ -349,7 +355,7 @@ impl QueueCore {
                     return points.iter().for_each(|point| semaphore::watch(point, &waker));
                 }
                 // `reap` comes back here when the stream has got shorter.
-                Ok(_) if state.ops_in_flight >= WINDOW => return,
+                Ok(_) if state.ops_in_flight >= self.window() => return,
                 Ok(_) => {}
             }
             let Some(Held { id, work }) = state.held.pop_front() else { return };

@@ -18,8 +18,8 @@ use std::{
 };
 
 use warpweft_core_types::{
-    AllocError, BufferDesc, Deadline, DeviceId, DriverError, Failure, OwnedLaunch, Resident, ResidentBudget,
-    ResidentDesc, ResidentError, ResidentState, SliceConfig,
+    AllocError, BufferDesc, Deadline, DeviceId, Failure, OwnedLaunch, Resident, ResidentBudget, ResidentDesc,
+    ResidentError, ResidentState, SliceConfig,
 };
 
 use crate::{
@@ -27,7 +27,7 @@ use crate::{
     device::CudaDevice,
     header::{self, Slice},
     memory::{Arena, CudaBuffer},
-    stream::{Event, Stream},
+    stream::Stream,
     work,
 };
 
@@ -37,11 +37,11 @@ const DEPTH: usize = 2;
 /// Slices shorter than this are fed without sleeping: a nap can last as long as one of them.
 const RESTLESS: Duration = Duration::from_micros(300);
 
-/// The longest the feeder sleeps while slices run.
-const LONGEST_NAP: Duration = Duration::from_micros(500);
+/// The longest the feeder sleeps while slices run, and how often it asks the driver.
+const LONGEST_NAP: Duration = Duration::from_micros(200);
 
 /// Launches and questions about events take microseconds. One that takes this long waits for somebody.
-const HELD_UP: Duration = Duration::from_micros(150);
+const HELD_UP: Duration = Duration::from_micros(100);
 
 /// A parked resident's feeder stays awake for this long: parks are often short.
 const ALERT: Duration = Duration::from_millis(2);
@@ -137,22 +137,17 @@ pub(crate) struct ResidentCore {
     /// Held by whoever launches slices, driver calls included; never by who gives orders.
     launching: Mutex<()>,
     line: Mutex<Line>,
-    /// The number of the last slice that was launched, plus 1.
-    launched: AtomicU64,
     ended: AtomicU64,
     failure: OnceLock<Arc<Failure>>,
     feeder: OnceLock<Thread>,
     calls: CallWatch,
-    /// Threads that wait for the slices to be left.
-    waiting: AtomicU32,
     seats: Mutex<Option<Seats>>,
 }
 
-/// The slices in the stream, and events that earlier ones no longer need.
+/// The slices in the stream.
 #[derive(Debug, Default)]
 struct Line {
     slices: VecDeque<Queued>,
-    spare: Vec<Event>,
 }
 
 /// A slice in the stream.
@@ -161,7 +156,6 @@ struct Queued {
     number: u64,
     /// It lasts as long, unless it is told to hurry or to leave.
     longest: Duration,
-    end: Event,
     /// Among those that ended.
     is_counted: bool,
 }
@@ -191,12 +185,10 @@ impl ResidentCore {
             settled: AtomicU64::new(0),
             launching: Mutex::default(),
             line: Mutex::default(),
-            launched: AtomicU64::new(0),
             ended: AtomicU64::new(0),
             failure: OnceLock::new(),
             feeder: OnceLock::new(),
             calls: CallWatch::default(),
-            waiting: AtomicU32::new(0),
             seats: Mutex::new(Some(seats)),
         });
         let no_thread = |error: io::Error| {
@@ -227,12 +219,11 @@ impl ResidentCore {
 
     /// Keeps slices in the stream until the resident is over, then gives its budget back.
     fn feed(self: Arc<Self>) {
-        let mut rested = Instant::now();
+        let (mut rested, mut asked) = (Instant::now(), Instant::now());
         loop {
-            // Whoever waits for the slices asks the driver, which answers one at a time.
-            if self.waiting.load(Ordering::Relaxed) > 0 {
-                thread::park_timeout(LONGEST_NAP);
-                continue;
+            if asked.elapsed() > LONGEST_NAP {
+                self.ask();
+                asked = Instant::now();
             }
             let is_over = self.is_over();
             match self.order() {
@@ -295,7 +286,6 @@ impl ResidentCore {
                         return;
                     }
                 }
-                self.launched.store(number + 1, Ordering::SeqCst);
             }
             self.settled.store(number + 1, Ordering::SeqCst);
         }
@@ -310,8 +300,6 @@ impl ResidentCore {
     fn launch_slice(&self, number: u64) -> Result<Queued, Arc<Failure>> {
         let judge = |error| self.context.judge(error);
         let _current = self.context.enter().map_err(judge)?;
-        let spare = self.line().spare.pop();
-        let end = spare.map_or_else(|| Event::create(&self.context), Ok).map_err(judge)?;
         let longest = if self.context.cold.is_awaited() { self.slice.shortest } else { self.slice.longest };
         let slice = self.control.slice(number, self.slice.shortest, longest);
         let first = Some(ptr::from_ref(&slice).cast());
@@ -323,8 +311,20 @@ impl ResidentCore {
             // Operands were checked when the resident was made, so this is not met.
             None => Arc::new(Failure::Cancelled),
         })?;
-        end.record(&self.stream).map_err(judge)?;
-        Ok(Queued { number, longest, end, is_counted: false })
+        self.stream.write(self.control.at(header::ENDED), number + 1).map_err(judge)?;
+        Ok(Queued { number, longest, is_counted: false })
+    }
+
+    /// Asks the driver whether all is well, since a device that is lost says nothing by itself. The answer also
+    /// takes long when a call that was not announced waits for the slices, which the watch then finds out.
+    fn ask(&self) {
+        let asked = self.calls.watched(|| {
+            let _current = self.context.enter()?;
+            self.stream.is_done()
+        });
+        if let Err(error) = asked {
+            let _first = self.failure.set(self.context.judge(error));
+        }
     }
 
     /// Takes note of slices that ended; whether no workgroup is inside its kernel or will get there.
@@ -333,9 +333,12 @@ impl ResidentCore {
     /// of the program's.
     fn is_outside(&self) -> bool {
         let settled = self.is_settled();
-        let Some(mut line) = self.retired() else { return false };
-        let obeyed = self.control.order(header::OBEYED);
-        let outside = settled && line.slices.iter().all(|slice| slice.number < obeyed);
+        let mut line = self.retired();
+        // The device writes both at once. The slice that tells of what was obeyed must have ended itself: until
+        // then its last stores are under way.
+        let obeyed = self.control.reached(header::OBEYED);
+        let told = self.control.reached(header::ENDED) >= self.control.reached(header::LAST_LEFT);
+        let outside = settled && line.slices.iter().all(|slice| told && slice.number < obeyed);
         if outside {
             // What is left in the line leaves when it begins: the count stands still from here on.
             line.slices.iter_mut().for_each(|slice| self.count(slice));
@@ -345,35 +348,17 @@ impl ResidentCore {
 
     /// The same, and whether nothing is in the stream at all.
     fn is_over(&self) -> bool {
-        let settled = self.is_settled();
-        settled && self.retired().is_some_and(|line| line.slices.is_empty())
+        self.is_settled() && self.retired().slices.is_empty()
     }
 
-    /// The slices that have not ended; `None` once the resident has failed.
-    fn retired(&self) -> Option<MutexGuard<'_, Line>> {
+    /// The slices that have not ended.
+    fn retired(&self) -> MutexGuard<'_, Line> {
         let mut line = self.line();
-        match self.calls.watched(|| self.retire(&mut line)) {
-            Ok(()) => Some(line),
-            Err(error) => {
-                let _first = self.failure.set(self.context.judge(error));
-                None
-            }
+        let ended = self.control.reached(header::ENDED);
+        while let Some(mut first) = line.slices.pop_front_if(|first| first.number < ended) {
+            self.count(&mut first);
         }
-    }
-
-    fn retire(&self, line: &mut Line) -> Result<(), DriverError> {
-        // The newest slice that everybody says they have left answers for those before it: a question to the
-        // driver costs a microsecond. Where nobody says so, the oldest one tells whether all is well.
-        let left = self.control.order(header::LAST_LEFT);
-        let asked = line.slices.iter().rposition(|slice| slice.number < left).unwrap_or(0);
-        let Some(slice) = line.slices.get(asked) else { return Ok(()) };
-        let _current = self.context.enter()?;
-        if slice.end.is_done()? {
-            let Line { slices, spare } = line;
-            slices.iter_mut().take(asked + 1).for_each(|slice| self.count(slice));
-            spare.extend(slices.drain(..=asked).map(|slice| slice.end));
-        }
-        Ok(())
+        line
     }
 
     fn count(&self, slice: &mut Queued) {
@@ -386,14 +371,6 @@ impl ResidentCore {
     /// Whether every slice that was given a number is in the line or will never be.
     fn is_settled(&self) -> bool {
         self.settled.load(Ordering::SeqCst) == self.issued.load(Ordering::SeqCst)
-    }
-
-    /// Whether the workgroups say that they left the last slice, or one whose successors all leave when they
-    /// begin: a hint that costs no call of the driver.
-    fn has_left(&self) -> bool {
-        let launched = self.launched.load(Ordering::SeqCst);
-        let says = |word| self.control.order(word) >= launched;
-        self.is_settled() && (says(header::LAST_LEFT) || says(header::OBEYED))
     }
 
     /// Whether a call of the driver's has kept the feeder for longer than such calls take: somebody else's call
@@ -472,25 +449,8 @@ impl ResidentCore {
     }
 
     fn wait_outside(&self, deadline: Deadline) -> Result<(), ResidentError> {
-        // Relaxed, here and below: a hint for the feeder.
-        self.waiting.fetch_add(1, Ordering::Relaxed);
-        let result = self.look_until_outside(deadline);
-        self.waiting.fetch_sub(1, Ordering::Relaxed);
-        self.wake_feeder();
-        result
-    }
-
-    fn look_until_outside(&self, deadline: Deadline) -> Result<(), ResidentError> {
-        let mut looks = 0_u32;
-        let is_over = || {
-            looks += 1;
-            // The driver has the last word, and is asked now and then in case the device is lost.
-            if (self.has_left() || looks.is_multiple_of(64)) && self.is_outside() {
-                return true;
-            }
-            self.failure.get().is_some()
-        };
-        if wait_until(deadline, is_over) {
+        // The feeder asks the driver now and then, in case the device is lost.
+        if wait_until(deadline, || self.is_outside() || self.failure.get().is_some()) {
             return self.failure().map_or(Ok(()), |failure| Err(ResidentError::Failed(failure)));
         }
         let workgroup = self.control.first_inside().unwrap_or(0);
@@ -641,6 +601,17 @@ impl Control {
             // Release: nothing the device reads after it depends on more than the number itself.
             word.fetch_max(number, Ordering::Release);
         }
+    }
+
+    /// Where the device sees one of the words.
+    fn at(&self, word: usize) -> u64 {
+        self.host.address() + word as u64
+    }
+
+    /// A number that tells of other memory.
+    fn reached(&self, word: usize) -> u64 {
+        // Acquire: what the device wrote before it is there for whoever sees the number.
+        self.word(word).map_or(0, |word| word.load(Ordering::Acquire))
     }
 
     fn order(&self, order: usize) -> u64 {

@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use cudarc::driver::sys::{CUevent_flags, CUevent_st, CUstream_flags, CUstream_st};
+use cudarc::driver::sys::{CUdeviceptr, CUevent_flags, CUevent_st, CUstream_flags, CUstream_st};
 use warpweft_core_types::DriverError;
 
 use crate::{
@@ -61,6 +61,26 @@ impl Stream {
 
     pub(crate) const fn raw(&self) -> *mut CUstream_st {
         self.raw.raw()
+    }
+
+    /// Whether another library made it.
+    pub(crate) const fn is_foreign(&self) -> bool {
+        matches!(self.origin, Origin::Foreign { .. })
+    }
+
+    /// Writes a number to eight bytes of mapped host memory once everything enqueued so far is over, and seen by
+    /// the host. The context is current; the bytes must live until then.
+    #[expect(unsafe_code, reason = "calls the driver")]
+    pub(crate) fn write(&self, to: CUdeviceptr, value: u64) -> Result<(), DriverError> {
+        // SAFETY: the stream is live; the bytes are the caller's to vouch for.
+        unsafe { self.context.driver.stream_write(self.raw(), to, value, 0) }
+    }
+
+    /// Whether everything in it is over. The context is current.
+    #[expect(unsafe_code, reason = "calls the driver")]
+    pub(crate) fn is_done(&self) -> Result<bool, DriverError> {
+        // SAFETY: the stream is live.
+        unsafe { self.context.driver.stream_is_done(self.raw()) }
     }
 
     /// Lets what is enqueued from here on wait for what `event` stands for now. Its context is current.

@@ -5,6 +5,7 @@
 
 use std::{
     ffi::c_int,
+    fs::File,
     sync::Arc,
     thread,
     time::{Duration, Instant},
@@ -12,9 +13,9 @@ use std::{
 
 use warpweft_core_types::{
     AllocError, Arg, Backend, BufferDesc, BufferView, CodeFormat, Deadline, Failure, Features, FillRegion,
-    ForeignCode, KernelCode, KernelContract, Launch, LoadError, Op, OpenError, Param, QueueDesc,
-    ResidentDesc, ResidentError, ResidentState, SemaphorePoint, SignalError, Submission, SubmitError,
-    WaitError,
+    ForeignCode, GraphNode, HostMemory, KernelCode, KernelContract, Launch, LoadError, Op, OpenError,
+    OwnedOp, Param, PreparedGraph, QueueDesc, ResidentDesc, ResidentError, ResidentState, SemaphorePoint,
+    SharedMemory, SignalError, Submission, SubmitError, WaitError,
 };
 use warpweft_cuda::{CudaBackend, CudaConfig};
 use warpweft_stand_in_cuda::StandIn;
@@ -90,7 +91,7 @@ const fn require(number: u8, holds: bool) -> Result<(), u8> {
 #[test]
 fn a_forked_process_is_told_so_and_never_hangs() {
     let stand_in = StandIn::load().unwrap();
-    let config = CudaConfig::default().with_driver(stand_in.path()).without_cubin_cache();
+    let config = CudaConfig::default().with_driver(stand_in.path()).without_cache();
     let backend = CudaBackend::with_config(&config).unwrap();
     let device = backend.open(0, Features::empty()).unwrap();
     let queue = device.create_queue(&QueueDesc::default()).unwrap();
@@ -105,6 +106,8 @@ fn a_forked_process_is_told_so_and_never_hangs() {
     let (point, fill) = (SemaphorePoint::new(&semaphore, 1), Op::Fill(FillRegion::bytes(&window, 1)));
     let submission =
         Submission { waits: &[], ops: std::slice::from_ref(&fill), signals: std::slice::from_ref(&point) };
+    let sharing = device.sharing().unwrap();
+    let (shareable, own) = (sharing.allocate_shareable(4096).unwrap(), window.clone());
     // Threads that hold locks now and then while the process is copied.
     let pressure = Arc::new(());
     let others: Vec<_> = (0..2)
@@ -114,6 +117,7 @@ fn a_forked_process_is_told_so_and_never_hangs() {
                 while held.upgrade().is_some() {
                     let _buffer = device.allocate(&BufferDesc::host_visible(4096));
                     let _usage = device.memory();
+                    device.foreign(|| ());
                 }
             })
         })
@@ -146,7 +150,27 @@ fn a_forked_process_is_told_so_and_never_hangs() {
             let launched = residents.launch(&ResidentDesc::new(launch));
             require(18, matches!(launched, Err(ResidentError::Failed(_))))?;
             let second = CudaBackend::with_config(&config).err();
-            require(19, second.is_some_and(|error| error.to_string().contains("fork")))
+            require(19, second.is_some_and(|error| error.to_string().contains("fork")))?;
+            let exported = sharing.export(shareable.as_ref());
+            require(20, exported.is_err_and(|error| error.to_string().contains("fork")))?;
+            require(21, sharing.allocate_shareable(4096).is_err())?;
+            let descriptor = File::open("/dev/null").map_err(|_| 22)?.into();
+            let shared = SharedMemory { device: device.info().id.uuid, size: 4096, descriptor };
+            require(
+                23,
+                sharing.import_shared(shared).is_err_and(|error| error.to_string().contains("fork")),
+            )?;
+            let fill = OwnedOp::from(&fill);
+            let prepared = PreparedGraph::new(device.as_ref(), &[GraphNode::new(fill, &[])]);
+            require(24, prepared.is_err())?;
+            require(25, device.clock().is_none_or(|clock| clock.sample(within).is_err()))?;
+            let interop = device.interop().ok_or(26)?;
+            require(27, interop.capture(Vec::new(), &mut |_| Ok(())).is_err())?;
+            require(28, device.foreign(|| true))?;
+            let page = HostMemory::of_buffer(Arc::clone(own.buffer()));
+            require(29, page.is_none())?;
+            let links = device.links().ok_or(30)?;
+            require(31, !links.facts().is_empty())
         })
     });
     drop(pressure);
@@ -157,7 +181,7 @@ fn a_forked_process_is_told_so_and_never_hangs() {
     point.wait(PATIENCE).unwrap();
     resident.stop(Deadline::within(PATIENCE)).unwrap();
     // Dropping takes no lock and calls nothing either.
-    let handles = (resident, queue, semaphore, point, window.clone(), kernel, device, backend);
+    let handles = (resident, queue, semaphore, point, window.clone(), shareable, kernel, device, backend);
     in_child(move || {
         drop(handles);
         Ok(())

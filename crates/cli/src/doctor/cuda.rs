@@ -5,7 +5,7 @@ use std::{error::Error, sync::Arc, time::Duration};
 use warpweft::{
     Arg, Backend as _, BufferDesc, BufferView, CopyRegion, Deadline, Device, Features, Launch, Op, QueueDesc,
     ResidentDesc, SemaphorePoint, Submission,
-    cuda::{Compiler, CudaBackend},
+    cuda::{Compiler, CudaBackend, Probed},
 };
 
 use super::Check;
@@ -16,7 +16,7 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 /// Words that the trial kernel writes.
 const WORDS: u32 = 4 * WORDS_PER_GROUP;
 
-pub(super) fn checks() -> Vec<Check> {
+pub(super) fn checks(probe_resident: bool) -> Vec<Check> {
     let backend = match CudaBackend::new() {
         Ok(backend) => backend,
         Err(error) => return vec![Check::missing("cuda", in_full(&error))],
@@ -25,7 +25,12 @@ pub(super) fn checks() -> Vec<Check> {
     match backend.devices() {
         Ok(infos) => {
             let ordinals = infos.iter().map(|info| info.id.ordinal);
-            ordinals.for_each(|ordinal| checks.extend(device(&backend, ordinal)));
+            for ordinal in ordinals {
+                checks.extend(device(&backend, ordinal));
+                if probe_resident {
+                    checks.extend(calls(&backend, ordinal));
+                }
+            }
         }
         Err(error) => checks.push(Check::missing("cuda devices", in_full(&error))),
     }
@@ -60,6 +65,33 @@ fn device(backend: &CudaBackend, ordinal: u32) -> Vec<Check> {
         Err(error) => Check::missing(residents, in_full(&*error)).optional(),
     });
     checks
+}
+
+/// Which calls wait for kernels that stay, on this driver; missing is what this version does not know of.
+fn calls(backend: &CudaBackend, ordinal: u32) -> Vec<Check> {
+    let name = format!("cuda:{ordinal} call");
+    let probed = match backend.probe_resident(ordinal) {
+        Ok(probed) => probed,
+        Err(error) => return vec![Check::missing(name, in_full(&error))],
+    };
+    let check = |probed: &Probed| {
+        let took = format!("{:.2} ms", probed.took.as_secs_f64() * 1e3);
+        let (call, name) = (probed.call, name.clone());
+        match (probed.waits, probed.expected_to_wait) {
+            (true, true) => {
+                Check::found(name, format!("{call}: waits for residents, which give way ({took})"))
+            }
+            (false, true) => Check::found(name, format!("{call}: does not wait here, and might ({took})")),
+            (false, false) => Check::found(name, format!("{call}: does not wait ({took})")),
+            (true, false) => Check::missing(
+                name,
+                format!(
+                    "{call}: waits for residents on this driver ({took}); make it inside `Device::foreign`"
+                ),
+            ),
+        }
+    };
+    probed.iter().map(check).collect()
 }
 
 /// Which other devices this one reaches; nothing if it is alone.

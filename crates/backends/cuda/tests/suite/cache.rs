@@ -12,7 +12,7 @@ const MAGIC: &[u8] = b"warpweft cubin 1";
 /// Opens a device, runs a kernel of PTX, and says how often the driver's compiler was asked for that.
 fn compilations(stand_in: &StandIn, folder: &tempfile::TempDir) -> Outcome<u64> {
     let before = stand_in.calls("cuLinkCreate_v2");
-    let backend = CudaBackend::with_config(&config(stand_in).with_cubin_cache(folder.path().join("kept")))?;
+    let backend = CudaBackend::with_config(&config(stand_in).with_cache(folder.path().join("kept")))?;
     Lane::open(&backend, 0)?.count_to_four()?;
     Ok(stand_in.calls("cuLinkCreate_v2") - before)
 }

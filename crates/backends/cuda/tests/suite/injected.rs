@@ -12,12 +12,15 @@ use std::{
 };
 
 use warpweft_core_types::{
-    Arg, BufferDesc, Deadline, FillRegion, Launch, Op, ResidentDesc, SemaphorePoint, Submission, WaitError,
+    Access, Arg, Backend, BufferDesc, BufferView, CopyRegion, Deadline, Features, FillRegion, GraphNode,
+    HostMemory, Launch, Op, PreparedGraph, ResidentDesc, SemaphorePoint, Submission, TimestampRegion,
+    WaitError,
 };
 use warpweft_cuda::CudaBackend;
+use warpweft_host::HostBackend;
 use warpweft_stand_in_cuda::StandIn;
 
-use crate::support::{Lane, Outcome, PATIENCE, config, counter, kernel};
+use crate::support::{Lane, Outcome, PATIENCE, config, counter, kernel, number};
 
 /// An error of the caller's, one that passes, a lost device, and something that no manual names.
 const CODES: [i32; 4] = [1, 2, 719, 12_345];
@@ -59,8 +62,10 @@ fn work(stand_in: &StandIn, points: &Mutex<Vec<Awaited>>) -> Outcome {
         ops: &[],
         signals: std::slice::from_ref(&read),
     })?;
+    near.next.value += 1;
     note(&read);
     read.wait(PATIENCE)?;
+    optional_families(&mut near, &note)?;
     let counter = kernel(&near.device, &counter())?;
     let counts = near.memory(BufferDesc::host_visible(8))?;
     let args = [Arg::Buffer(&counts)];
@@ -70,6 +75,47 @@ fn work(stand_in: &StandIn, points: &Mutex<Vec<Awaited>>) -> Outcome {
     resident.resume()?;
     resident.stop(Deadline::within(PATIENCE))?;
     Ok(())
+}
+
+/// Graphs, clocks, memory that is shared or somebody else's, and captures.
+fn optional_families(lane: &mut Lane, note: &dyn Fn(&SemaphorePoint)) -> Outcome {
+    let device = Arc::clone(&lane.device);
+    let [target, other] = [lane.memory(BufferDesc::device(64))?, lane.memory(BufferDesc::device(64))?];
+    let number = kernel(&device, &number())?;
+    let base = 7_u32.to_le_bytes();
+    let args = [Arg::Buffer(&other), Arg::Scalar(&base)];
+    let (fill, launch) = (FillRegion::bytes(&target, 1), Launch::new(&number, [4, 1, 1], &args)?);
+    let interop = device.interop().ok_or("the family is absent")?;
+    let captured = interop.capture(vec![(target.clone(), Access::Write)], &mut |_| Ok(()))?;
+    let nodes = [
+        GraphNode::new(&Op::Fill(fill), &[]),
+        GraphNode::new(&Op::Launch(launch), &[0]),
+        GraphNode::new(&Op::Copy(CopyRegion::new(&other, &target)?), &[1]),
+        GraphNode::new(captured, &[2]),
+    ];
+    let mut graph = PreparedGraph::new(device.as_ref(), &nodes)?;
+    let (clock, stamp) =
+        (device.clock().ok_or("the family is absent")?, lane.memory(BufferDesc::host_visible(8))?);
+    for round in [1, 2] {
+        graph.set(0, &Op::Fill(FillRegion::bytes(&target, round)))?;
+        let ops = [Op::Replay(&graph), Op::Timestamp(TimestampRegion::new(clock, &stamp)?)];
+        let done = lane.submit(&ops)?;
+        note(&done);
+        done.wait(PATIENCE)?;
+    }
+    clock.sample(Deadline::within(PATIENCE)).map_err(|failure| failure.to_string())?;
+    let sharing = device.sharing().ok_or("the family is absent")?;
+    let shareable = sharing.allocate_shareable(4096)?;
+    let shared = BufferView::whole(sharing.import_shared(sharing.export(shareable.as_ref())?)?);
+    let host = device.host_import().ok_or("the family is absent")?;
+    // Memory of another backend, which the driver does not know yet.
+    let stranger = HostBackend::with_devices(1)?.open(0, Features::empty())?;
+    let theirs = stranger.allocate(&BufferDesc::host_visible(host.alignment()))?;
+    let theirs = BufferView::whole(host.import(HostMemory::of_buffer(theirs).ok_or("it is not mapped")?)?);
+    let fills = [Op::Fill(FillRegion::bytes(&shared, 3)), Op::Fill(FillRegion::bytes(&theirs, 4))];
+    let done = lane.submit(&fills)?;
+    note(&done);
+    Ok(done.wait(PATIENCE)?)
 }
 
 /// Does the work while one call fails; whether that call was made.

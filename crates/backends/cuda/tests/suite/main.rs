@@ -13,6 +13,7 @@ mod interop;
 mod links;
 mod opening;
 mod other;
+mod probe;
 mod residents;
 #[cfg(target_os = "linux")]
 mod sharing;

@@ -45,7 +45,7 @@ fn functions_that_a_driver_lacks_are_listed() {
 #[test]
 fn parameters_that_a_driver_does_not_tell_are_taken_from_the_contract() -> Outcome {
     let (_folder, path) = StandIn::without(&["cuFuncGetParamInfo"])?;
-    let backend = CudaBackend::with_config(&CudaConfig::default().with_driver(&path).without_cubin_cache())?;
+    let backend = CudaBackend::with_config(&CudaConfig::default().with_driver(&path).without_cache())?;
     Lane::open(&backend, 0)?.count_to_four()
 }
 
@@ -62,6 +62,24 @@ fn refused_code_comes_with_the_words_of_the_compiler() {
     let error = kernel(&lane.device, &garbage()).unwrap_err();
     assert!(matches!(&error, LoadError::Rejected { log } if log.contains("is no parameter")), "{error}");
     assert_eq!(error.class(), ErrorClass::Usage);
+}
+
+#[test]
+fn kept_code_that_the_driver_refuses_is_made_anew() -> Outcome {
+    let (stand_in, folder) = (StandIn::load()?, tempfile::tempdir()?);
+    let run = || -> Outcome {
+        let backend = CudaBackend::with_config(&config(&stand_in).with_cache(folder.path()))?;
+        Lane::open(&backend, 0)?.count_to_four()
+    };
+    run()?;
+    let made = stand_in.calls("cuLinkComplete");
+    run()?;
+    assert_eq!(stand_in.calls("cuLinkComplete"), made, "nothing is made twice");
+    // As if another driver had made it.
+    stand_in.fail("cuModuleLoadDataEx", 0, 209);
+    run()?;
+    assert_eq!(stand_in.calls("cuLinkComplete"), made + 1);
+    Ok(())
 }
 
 #[test]

@@ -15,7 +15,7 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 pub(crate) type Outcome<T = ()> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
 pub(crate) fn config(stand_in: &StandIn) -> CudaConfig {
-    CudaConfig::default().with_driver(stand_in.path()).without_cubin_cache()
+    CudaConfig::default().with_driver(stand_in.path()).without_cache()
 }
 
 pub(crate) fn backend(stand_in: &StandIn) -> CudaBackend {

@@ -124,12 +124,13 @@ extern "C" __global__ void sliced_answer(ww_slice slice, u64* request, uint4* re
     const u64 place = threadIdx.x == 4 ? slice.orders : (u64)request + 16 * (threadIdx.x & 3);
     while (stays) {
         const uint4 line = line_at(place);
+        // The answer first: what the orders say can wait.
+        if (answer(line, (u64)reply, number)) ++number;
         bool leave = false;
         if (threadIdx.x == 4) {
             ww_heard(slice, turn, {line.x | (u64)line.y << 32, line.z | (u64)line.w << 32});
             leave = ww_should_yield(slice, turn);
         }
-        if (answer(line, (u64)reply, number)) ++number;
         stays = !__any_sync(0xffffffff, leave);
     }
     if (threadIdx.x == 4) {

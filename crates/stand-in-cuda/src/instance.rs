@@ -1,6 +1,7 @@
 //! A copy of the library, loaded with a state of its own.
 
 use std::{
+    collections::BTreeMap,
     env,
     ffi::{CStr, CString, c_char, c_int},
     fs, io,
@@ -176,15 +177,17 @@ fn copied(lacking: &[&str]) -> io::Result<(TempDir, PathBuf)> {
         return Ok((folder, path));
     }
     let mut bytes = fs::read(&source)?;
-    for function in lacking {
-        let name = [b"\0", function.as_bytes(), b"\0"].concat();
-        let places: Vec<usize> =
-            (0..bytes.len() - name.len()).filter(|&at| bytes[at..].starts_with(&name)).collect();
-        if places.is_empty() {
-            return Err(io::Error::new(io::ErrorKind::NotFound, format!("there is no {function}")));
+    let (mut start, mut places) = (0, BTreeMap::new());
+    for text in bytes.split(|&byte| byte == 0) {
+        if let Some(function) = lacking.iter().find(|function| function.as_bytes() == text) {
+            places.entry(function).or_insert_with(Vec::new).push(start);
         }
-        places.into_iter().for_each(|at| bytes[at + 1] = b'-');
+        start += text.len() + 1;
     }
+    if let Some(unknown) = lacking.iter().find(|function| !places.contains_key(function)) {
+        return Err(io::Error::new(io::ErrorKind::NotFound, format!("there is no {unknown}")));
+    }
+    places.into_values().flatten().for_each(|at| bytes[at] = b'-');
     fs::write(&path, bytes)?;
     Ok((folder, path))
 }

@@ -28,7 +28,7 @@ use crate::{
 const LOG_BYTES: usize = 16 << 10;
 
 /// How often the watch looks after residents that somebody may hold up.
-const WATCH: Duration = Duration::from_micros(100);
+const WATCH: Duration = Duration::from_micros(50);
 
 /// After a resident was held up by a call that nobody announced, more such calls are expected for this long.
 const WARY: Duration = Duration::from_millis(5);

@@ -87,7 +87,13 @@ unsafe impl<T> Sync for Handle<T> {}
 /// Declares the driver's functions: a field and a method for each, and the list of their symbols.
 macro_rules! driver_functions {
     ($($symbol:ident as $name:ident($($arg:ident: $kind:ty),*);)*) => {
-        const SYMBOLS: &[&str] = &["cuDriverGetVersion", "cuEventQuery", "cuGetErrorName", $(stringify!($symbol)),*];
+        const SYMBOLS: &[&str] = &[
+            "cuDriverGetVersion",
+            "cuEventQuery",
+            "cuGetErrorName",
+            "cuStreamQuery",
+            $(stringify!($symbol)),*
+        ];
 
         struct Functions {
             /// Those whose answers are not errors, called by hand.

@@ -4,7 +4,7 @@
 
 use std::{
     ptr::NonNull,
-    sync::Arc,
+    sync::{Arc, mpsc},
     time::{Duration, Instant},
 };
 
@@ -196,6 +196,7 @@ impl Lab<'_> {
         prepare: Prepare,
     ) -> Result<Probed, Refusal> {
         let act = prepare(self)?;
+        self.settle()?;
         // The kernel must run before the call begins.
         let _current = self.context.enter()?;
         self.clock.keep_busy(&self.beside, BESIDE)?;
@@ -206,6 +207,19 @@ impl Lab<'_> {
         let waits = self.end.is_done()?;
         self.end.wait(PATIENCE)?;
         Ok(Probed { call, waits, took, expected_to_wait })
+    }
+}
+
+impl Lab<'_> {
+    /// Waits until code that earlier trials let go is unloaded: that is left to the service thread, and beside a
+    /// kernel it would hold the context, and with it whatever is tried.
+    fn settle(&self) -> Result<(), Refusal> {
+        let (done, served) = mpsc::channel();
+        self.context.serve(move || {
+            // Nobody listens after the limit.
+            let _heard = done.send(());
+        });
+        Ok(served.recv_timeout(PATIENCE)?)
     }
 }
 

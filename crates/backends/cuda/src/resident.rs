@@ -38,10 +38,10 @@ const DEPTH: usize = 2;
 const RESTLESS: Duration = Duration::from_micros(300);
 
 /// The longest the feeder sleeps while slices run, and how often it asks the driver.
-const LONGEST_NAP: Duration = Duration::from_micros(200);
+const LONGEST_NAP: Duration = Duration::from_micros(100);
 
 /// Launches and questions about events take microseconds. One that takes this long waits for somebody.
-const HELD_UP: Duration = Duration::from_micros(100);
+const HELD_UP: Duration = Duration::from_micros(60);
 
 /// A parked resident's feeder stays awake for this long: parks are often short.
 const ALERT: Duration = Duration::from_millis(2);

@@ -16,7 +16,7 @@ use warpweft_core_types::{
     HostMemory, Launch, Op, PreparedGraph, ResidentDesc, SemaphorePoint, Submission, TimestampRegion,
     WaitError,
 };
-use warpweft_cuda::CudaBackend;
+use warpweft_cuda::{CudaBackend, CudaConfig};
 use warpweft_host::HostBackend;
 use warpweft_stand_in_cuda::StandIn;
 
@@ -160,6 +160,21 @@ fn is_clean(stand_in: &StandIn) -> bool {
 /// A driver to go on with: the same, unless something of it is kept for good because a device may touch it.
 fn fresh(stand_in: Arc<StandIn>) -> Arc<StandIn> {
     if is_clean(&stand_in) { stand_in } else { Arc::new(StandIn::load().unwrap()) }
+}
+
+#[test]
+fn every_function_that_a_driver_lacks_is_named() {
+    let stand_in = StandIn::load().unwrap();
+    work(&stand_in, &Mutex::default()).unwrap();
+    // One is done without where it is missing, and without the other nothing is known of the driver.
+    let others = ["cuFuncGetParamInfo", "cuDriverGetVersion"];
+    let called = stand_in.called();
+    let needed: Vec<&str> = called.iter().map(String::as_str).filter(|name| !others.contains(name)).collect();
+    let (_folder, path) = StandIn::without(&needed).unwrap();
+    let error = CudaBackend::with_config(&CudaConfig::default().with_driver(path)).unwrap_err().to_string();
+    for name in needed {
+        assert!(error.contains(name), "{name} is not in: {error}");
+    }
 }
 
 #[test]

@@ -47,7 +47,7 @@ impl Capture {
     pub(crate) fn take(&self, task: Task) -> Outcome {
         self.require_valid()?;
         let mut last = self.last();
-        let (_, position) = self.graph.nodes().add(Some(task), last.clone());
+        let (_, position) = self.graph.nodes().add(task, last.clone());
         *last = vec![position];
         Ok(())
     }

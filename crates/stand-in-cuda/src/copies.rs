@@ -6,7 +6,7 @@ use crate::{
     context::{Here, current},
     exports::{Code, Outcome, Raw, exports},
     stream::Stream,
-    task::{Copy, Fill, Task},
+    task::{CopyRows, Fill, Task},
 };
 
 /// Puts work on memory in a stream, if the memory is there now.
@@ -51,7 +51,7 @@ impl Rows {
 exports! {
     fn cuMemcpyAsync(val dst: u64, val src: u64, val size: usize, val stream: Raw) {
         let here = current()?;
-        enqueue(&here, stream, |stream| Task::Copy(Copy::flat(stream.context.device, dst, src, size)))
+        enqueue(&here, stream, |stream| Task::Copy(CopyRows::flat(stream.context.device, dst, src, size)))
     }
 
     fn cuMemsetD8Async(val dst: u64, val value: u8, val count: usize, val stream: Raw) {

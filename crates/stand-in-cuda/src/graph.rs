@@ -15,7 +15,7 @@ use crate::{
     machine::{Machine, running},
     registry::new_handle,
     stream::{Event, Op},
-    task::{Copy, Fill, Kind, Rows, Task},
+    task::{CopyRows, Fill, Kind, Rows, Task},
 };
 
 /// A graph that is being made.
@@ -40,8 +40,7 @@ pub(crate) struct Nodes {
 
 #[derive(Debug, Clone)]
 struct Node {
-    /// `None` does nothing.
-    task: Option<Arc<Task>>,
+    task: Arc<Task>,
     /// Positions of those that come before it.
     after: Vec<usize>,
 }
@@ -60,15 +59,15 @@ impl Executable {
 
 impl Nodes {
     /// Adds a node behind others, by their positions: its handle and its position.
-    pub(crate) fn add(&mut self, task: Option<Task>, after: Vec<usize>) -> (usize, usize) {
+    pub(crate) fn add(&mut self, task: Task, after: Vec<usize>) -> (usize, usize) {
         let (handle, position) = (new_handle(), self.list.len());
         self.positions.insert(handle, position);
-        self.list.push(Node { task: task.map(Arc::new), after });
+        self.list.push(Node { task: Arc::new(task), after });
         (handle, position)
     }
 
     pub(crate) fn tasks(&self) -> impl Iterator<Item = &Task> {
-        self.list.iter().filter_map(|node| node.task.as_deref())
+        self.list.iter().map(|node| &*node.task)
     }
 
     fn position(&self, node: Raw) -> Result<usize, Code> {
@@ -87,9 +86,7 @@ impl Nodes {
             if machine.fault().is_some() {
                 return Ok(());
             }
-            if let Some(task) = &self.list[position].task {
-                task.run(machine)?;
-            }
+            self.list[position].task.run(machine)?;
             for &next in &behind[position] {
                 missing[next] -= 1;
                 if missing[next] == 0 {
@@ -104,10 +101,10 @@ impl Nodes {
     fn set(&mut self, node: Raw, task: Task, fits: impl FnOnce(&Task, &Task) -> bool) -> Outcome {
         let position = self.position(node)?;
         let node = &mut self.list[position];
-        if !node.task.as_deref().is_some_and(|present| fits(present, &task)) {
+        if !fits(&node.task, &task) {
             return Err(Code::INVALID_VALUE);
         }
-        node.task = Some(Arc::new(task));
+        node.task = Arc::new(task);
         Ok(())
     }
 }
@@ -198,7 +195,7 @@ impl CopyParams {
             return Err(Code::INVALID_VALUE);
         }
         let kinds = [to, from].map(|rows| Kind::of(machine, rows.first));
-        Ok(Task::Copy(Copy { device: context.device, to, from, width, height, depth, kinds }))
+        Ok(Task::Copy(CopyRows { device: context.device, to, from, width, height, depth, kinds }))
     }
 }
 
@@ -245,7 +242,7 @@ fn add(node: &Out<usize>, graph: Raw, after: &In<Raw>, count: usize, task: Task)
     if each.len() != after.len() || node.is_null() {
         return Err(Code::INVALID_VALUE);
     }
-    node.set(nodes.add(Some(task), after).0)
+    node.set(nodes.add(task, after).0)
 }
 
 fn context_of(context: Raw) -> Result<Arc<Context>, Code> {

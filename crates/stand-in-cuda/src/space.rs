@@ -161,7 +161,7 @@ impl Space {
         inside.then(|| Found { start, len: range.len, owner: range.owner.clone() })
     }
 
-    /// All that begins within a range, if nothing of it reaches out.
+    /// All memory that begins within a range.
     pub(crate) fn within(&self, start: u64, len: u64) -> Vec<Found> {
         let ranges = self.ranges.read().unwrap_or_else(PoisonError::into_inner);
         let found =

@@ -29,7 +29,7 @@ const BREATH: Duration = Duration::from_micros(20);
 /// One thing to do.
 #[derive(Debug, Clone)]
 pub(crate) enum Task {
-    Copy(Copy),
+    Copy(CopyRows),
     Fill(Fill),
     /// Writes eight bytes.
     Write {
@@ -43,7 +43,7 @@ pub(crate) enum Task {
 
 /// A copy of rows, as the device at `device` sees memory.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Copy {
+pub(crate) struct CopyRows {
     pub(crate) device: usize,
     pub(crate) to: Rows,
     pub(crate) from: Rows,
@@ -149,7 +149,7 @@ impl Task {
     }
 }
 
-impl Copy {
+impl CopyRows {
     /// One row.
     pub(crate) const fn flat(device: usize, to: u64, from: u64, width: usize) -> Self {
         Self {

@@ -133,6 +133,10 @@ impl PreparedGraph {
     /// # Errors
     ///
     /// [`GraphError::NoSuchNode`], [`GraphError::OtherKind`], or what the device finds wrong with it.
+    ///
+    /// # Portability
+    ///
+    /// CUDA devices keep copies and fills to the kind and the device of the memory they were prepared with.
     pub fn set(&mut self, node: usize, op: &Op<'_>) -> Result<(), GraphError> {
         let present =
             self.ops.get(node).ok_or(GraphError::NoSuchNode { node, node_count: self.ops.len() })?;

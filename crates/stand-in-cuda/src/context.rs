@@ -134,6 +134,8 @@ fn destroy(machine: &Machine, context: &Arc<Context>, handle: Raw) -> Outcome {
     machine.events.retain(|event| !Arc::ptr_eq(&event.context, context));
     machine.functions.retain(|function| !Arc::ptr_eq(&function.module.context, context));
     machine.modules.retain(|module| !Arc::ptr_eq(&module.context, context));
+    machine.linkers.retain(|linker| !Arc::ptr_eq(&linker.context, context));
+    machine.executables.retain(|executable| !Arc::ptr_eq(&executable.context, context));
     machine.space.free_pinned_of(context);
     machine.recover();
     Ok(())
@@ -168,6 +170,43 @@ exports! {
         }
     }
 
+    /// It becomes current on this thread.
+    fn cuCtxCreate_v2(out context: Raw, val flags: c_uint, val device: c_int) {
+        let machine = running()?;
+        machine.device(device)?;
+        // How a thread waits, and no more than that.
+        if flags > 7 || context.is_null() {
+            return Err(Code::INVALID_VALUE);
+        }
+        if let Some(code) = machine.fault() {
+            return Err(code);
+        }
+        let position = usize::try_from(device).map_err(|_| Code::INVALID_DEVICE)?;
+        let made = Arc::new(Context::new(position));
+        let handle = machine.contexts.add(Arc::clone(&made));
+        STACK.with_borrow_mut(|stack| stack.push((handle.addr(), made)));
+        context.set(handle)
+    }
+
+    /// Not for primary contexts.
+    fn cuCtxDestroy_v2(val context: Raw) {
+        let machine = running()?;
+        let known = machine.contexts.get(context).map_err(|_| Code::INVALID_CONTEXT)?;
+        let is_primary = machine.devices.iter().any(|device| {
+            let primary = device.primary.lock().unwrap_or_else(PoisonError::into_inner);
+            primary.context.as_ref().is_some_and(|(handle, _)| *handle == context.addr())
+        });
+        if is_primary {
+            return Err(Code::INVALID_CONTEXT);
+        }
+        STACK.with_borrow_mut(|stack| stack.pop_if(|(handle, _)| *handle == context.addr()));
+        destroy(machine, &known, context)
+    }
+
+    fn cuCtxGetDevice(out device: c_int) {
+        device.set(c_int::try_from(current()?.context.device).unwrap_or(c_int::MAX))
+    }
+
     fn cuCtxPushCurrent_v2(val context: Raw) {
         let known = running()?.contexts.get(context).map_err(|_| Code::INVALID_CONTEXT)?;
         STACK.with_borrow_mut(|stack| stack.push((context.addr(), known)));
@@ -178,11 +217,6 @@ exports! {
         running()?;
         let popped = STACK.with_borrow_mut(Vec::pop).ok_or(Code::INVALID_CONTEXT)?;
         if context.is_null() { Ok(()) } else { context.set(std::ptr::without_provenance_mut(popped.0)) }
-    }
-
-    fn cuCtxGetDevice(out device: c_int) {
-        let here = current()?;
-        device.set(c_int::try_from(here.context.device).unwrap_or(c_int::MAX))
     }
 
     fn cuCtxEnablePeerAccess(val peer: Raw, val flags: c_uint) {

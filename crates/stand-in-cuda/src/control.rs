@@ -83,9 +83,12 @@ fn live(kind: &str) -> Result<u64, Code> {
         "events" => machine.events.len(),
         "modules" => machine.modules.len(),
         "pools" => machine.pools.len(),
-        "graphs" => machine.graphs.len() + machine.executables.len(),
-        "memories" => machine.memories.len(),
         "ranges" => machine.space.len(),
+        "linkers" => machine.linkers.len(),
+        "graphs" => machine.graphs.len(),
+        "executables" => machine.executables.len(),
+        "memories" => machine.memories.len(),
+        "reservations" => machine.reservations.len(),
         _ => return Err(Code::INVALID_VALUE),
     };
     Ok(count as u64)

@@ -19,6 +19,7 @@ impl Code {
     pub(crate) const INVALID_DEVICE: Self = Self(101);
     pub(crate) const INVALID_IMAGE: Self = Self(200);
     pub(crate) const INVALID_CONTEXT: Self = Self(201);
+    pub(crate) const ALREADY_MAPPED: Self = Self(208);
     pub(crate) const NO_BINARY_FOR_GPU: Self = Self(209);
     pub(crate) const PEER_ACCESS_UNSUPPORTED: Self = Self(217);
     pub(crate) const INVALID_PTX: Self = Self(218);
@@ -29,10 +30,16 @@ impl Code {
     pub(crate) const ILLEGAL_ADDRESS: Self = Self(700);
     pub(crate) const PEER_ACCESS_ALREADY_ENABLED: Self = Self(704);
     pub(crate) const CONTEXT_IS_DESTROYED: Self = Self(709);
-    pub(crate) const ALREADY_REGISTERED: Self = Self(712);
-    pub(crate) const NOT_REGISTERED: Self = Self(713);
+    pub(crate) const HOST_MEMORY_ALREADY_REGISTERED: Self = Self(712);
+    pub(crate) const HOST_MEMORY_NOT_REGISTERED: Self = Self(713);
     pub(crate) const MISALIGNED_ADDRESS: Self = Self(716);
     pub(crate) const LAUNCH_FAILED: Self = Self(719);
+    pub(crate) const NOT_SUPPORTED: Self = Self(801);
+    pub(crate) const STREAM_CAPTURE_UNSUPPORTED: Self = Self(900);
+    pub(crate) const STREAM_CAPTURE_INVALIDATED: Self = Self(901);
+    pub(crate) const STREAM_CAPTURE_ISOLATION: Self = Self(905);
+    pub(crate) const CAPTURED_EVENT: Self = Self(907);
+    pub(crate) const STREAM_CAPTURE_WRONG_THREAD: Self = Self(908);
     pub(crate) const UNKNOWN: Self = Self(999);
 
     /// The manual's name.
@@ -46,6 +53,7 @@ impl Code {
             101 => c"CUDA_ERROR_INVALID_DEVICE",
             200 => c"CUDA_ERROR_INVALID_IMAGE",
             201 => c"CUDA_ERROR_INVALID_CONTEXT",
+            208 => c"CUDA_ERROR_ALREADY_MAPPED",
             209 => c"CUDA_ERROR_NO_BINARY_FOR_GPU",
             217 => c"CUDA_ERROR_PEER_ACCESS_UNSUPPORTED",
             218 => c"CUDA_ERROR_INVALID_PTX",
@@ -55,11 +63,17 @@ impl Code {
             600 => c"CUDA_ERROR_NOT_READY",
             700 => c"CUDA_ERROR_ILLEGAL_ADDRESS",
             704 => c"CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED",
+            709 => c"CUDA_ERROR_CONTEXT_IS_DESTROYED",
             712 => c"CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED",
             713 => c"CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED",
-            709 => c"CUDA_ERROR_CONTEXT_IS_DESTROYED",
             716 => c"CUDA_ERROR_MISALIGNED_ADDRESS",
             719 => c"CUDA_ERROR_LAUNCH_FAILED",
+            801 => c"CUDA_ERROR_NOT_SUPPORTED",
+            900 => c"CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED",
+            901 => c"CUDA_ERROR_STREAM_CAPTURE_INVALIDATED",
+            905 => c"CUDA_ERROR_STREAM_CAPTURE_ISOLATION",
+            907 => c"CUDA_ERROR_CAPTURED_EVENT",
+            908 => c"CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD",
             999 => c"CUDA_ERROR_UNKNOWN",
             _ => return None,
         })

@@ -127,7 +127,8 @@ impl StandIn {
         count
     }
 
-    /// How many `contexts`, `streams`, `events`, `modules`, `pools` or `ranges` of memory there are.
+    /// How many `contexts`, `streams`, `events`, `modules`, `linkers`, `graphs`, `executables`, `pools`, `ranges`
+    /// of memory, `memories` without an address or `reservations` of addresses there are.
     #[expect(unsafe_code, reason = "calls the library")]
     pub fn live(&self, kind: &str) -> u64 {
         let (kind, mut count) = (text(kind), 0);

@@ -1,4 +1,5 @@
-//! The kernels there are, by the names of their entries: Rust for the code of `crates/conformance/kernels`.
+//! The kernels there are, by the names of their entries: Rust for the CUDA code in the `kernels` folders of the
+//! backend, the command and the conformance suite.
 //!
 //! A block is a state machine that is given turns, so that any number of blocks run beside each other on one
 //! thread. One turn is one round of the loop that the CUDA code has, or all of it where it has none.
@@ -31,10 +32,11 @@ pub(crate) enum Step {
 pub(crate) struct Block<'a> {
     pub(crate) memory: View<'a>,
     pub(crate) arguments: &'a [Vec<u8>],
-    /// How many there are.
-    pub(crate) blocks: u64,
     /// Counted along x, then y, then z.
     pub(crate) index: u64,
+    /// How many there are, and the threads of each.
+    pub(crate) blocks: u64,
+    pub(crate) threads: u64,
     pub(crate) turn: &'a mut Turn,
 }
 
@@ -45,7 +47,7 @@ pub(crate) struct Turn {
     looked: u64,
     leave: u64,
     hurry: u64,
-    /// Questions of the host that were answered.
+    /// Of `ww_exchange`: questions that were answered.
     answered: u64,
 }
 
@@ -61,9 +63,6 @@ impl Kernel {
         match name {
             "number" => kernel(&[8, 4], number),
             "increment" => kernel(&[8, 8, 4], increment),
-            "ww_stamp" => kernel(&[8], stamp),
-            "ww_exchange" => kernel(&[8, 4, 8], exchange),
-            "ww_busy" => kernel(&[8], busy),
             "empty" => kernel(&[], |_| Ok(Step::Done)),
             "blocking" => kernel(&[8], blocking),
             "failing" => kernel(&[8], failing),
@@ -71,37 +70,15 @@ impl Kernel {
             "server" => kernel(&[SLICE, 8, 8], server),
             "stubborn" => kernel(&[SLICE, 8], stubborn),
             "failing_resident" => kernel(&[SLICE, 8], failing_resident),
+            "ww_stamp" => kernel(&[8], stamp),
+            "ww_exchange" => kernel(&[8, 4, 8], exchange),
+            "ww_busy" => kernel(&[8], busy),
+            "pattern" => kernel(&[8, 8, 4], pattern),
+            "copy_words" => kernel(&[8, 8, 8], copy_words),
+            "beat" => kernel(&[SLICE, 8], beat),
             _ => None,
         }
     }
-}
-
-/// Of the backend's own clock, as the ones below.
-fn stamp(block: &mut Block<'_>) -> Result<Step, Code> {
-    block.memory.write_long(block.long(0), now_ns())?;
-    Ok(Step::Done)
-}
-
-/// A turn is one look at the host's word.
-fn exchange(block: &mut Block<'_>) -> Result<Step, Code> {
-    let (words, questions, limit, now) = (block.long(0), block.word(1), block.long(2), now_ns());
-    let began = *block.turn.began.get_or_insert(now);
-    let question = block.turn.answered + 1;
-    if question > u64::from(questions) {
-        return Ok(Step::Done);
-    }
-    if block.memory.read_long(words)? < question {
-        return Ok(if now - began > limit { Step::Done } else { Step::Again });
-    }
-    block.memory.write_long(words + question * 8, now)?;
-    (block.turn.answered, block.turn.began) = (question, Some(now));
-    Ok(Step::Again)
-}
-
-fn busy(block: &mut Block<'_>) -> Result<Step, Code> {
-    let now = now_ns();
-    let began = *block.turn.began.get_or_insert(now);
-    Ok(if now - began < block.long(0) { Step::Again } else { Step::Done })
 }
 
 fn number(block: &mut Block<'_>) -> Result<Step, Code> {
@@ -175,6 +152,71 @@ fn failing_resident(block: &mut Block<'_>) -> Result<Step, Code> {
     Ok(Step::Done)
 }
 
+fn stamp(block: &mut Block<'_>) -> Result<Step, Code> {
+    block.memory.write_long(block.long(0), now_ns())?;
+    Ok(Step::Done)
+}
+
+/// Each turn answers what has been asked by now.
+fn exchange(block: &mut Block<'_>) -> Result<Step, Code> {
+    let (words, questions, limit_ns) = (block.long(0), u64::from(block.word(1)), block.long(2));
+    while block.turn.answered < questions {
+        let (now, question) = (now_ns(), block.turn.answered + 1);
+        let began = *block.turn.began.get_or_insert(now);
+        if block.memory.read_long(words)? < question {
+            return Ok(if now - began > limit_ns { Step::Done } else { Step::Again });
+        }
+        block.memory.write_long(words + question * 8, now_ns())?;
+        (block.turn.answered, block.turn.began) = (question, None);
+    }
+    Ok(Step::Done)
+}
+
+fn busy(block: &mut Block<'_>) -> Result<Step, Code> {
+    let now = now_ns();
+    let began = *block.turn.began.get_or_insert(now);
+    Ok(if now - began < block.long(0) { Step::Again } else { Step::Done })
+}
+
+fn pattern(block: &mut Block<'_>) -> Result<Step, Code> {
+    const WORDS: u64 = 4096;
+    let (words, count, seed) = (block.long(0), block.long(1), block.word(2));
+    let first = block.index * WORDS;
+    let word = |index: u64| {
+        // The low bits of the position, as in CUDA.
+        let index = u32::try_from(index & u64::from(u32::MAX)).unwrap_or(0);
+        let mixed = index.wrapping_mul(0x9e37_79b1) ^ seed.wrapping_mul(0x85eb_ca6b);
+        mixed ^ (mixed >> 15)
+    };
+    let bytes: Vec<u8> =
+        (first..count.min(first + WORDS)).flat_map(|index| word(index).to_le_bytes()).collect();
+    if !bytes.is_empty() {
+        block.memory.store(words + first * 4, &bytes)?;
+    }
+    Ok(Step::Done)
+}
+
+/// A row of words for each block, by turns, as its threads would take them.
+fn copy_words(block: &mut Block<'_>) -> Result<Step, Code> {
+    let (to, from, count) = (block.long(0), block.long(1), block.long(2));
+    let step = usize::try_from(block.blocks * block.threads).unwrap_or(usize::MAX);
+    for first in (block.index * block.threads..count).step_by(step) {
+        let words = block.threads.min(count - first);
+        let len = usize::try_from(words * 4).unwrap_or(0);
+        block.memory.copy(to + first * 4, from + first * 4, len)?;
+    }
+    Ok(Step::Done)
+}
+
+fn beat(block: &mut Block<'_>) -> Result<Step, Code> {
+    let (slice, turns) = (block.slice(), block.long(1));
+    block.reside(&slice, |block| {
+        let next = block.memory.read(turns)?.wrapping_add(1);
+        block.memory.write(turns, next)?;
+        Ok(false)
+    })
+}
+
 /// `ww_slice`.
 #[derive(Debug, Clone, Copy)]
 struct Slice {
@@ -240,26 +282,37 @@ impl Block<'_> {
         (self.turn.began, self.turn.looked) = (Some(now), now);
         self.read_orders(slice.mirror)?;
         self.memory.write_long(self.block_words(slice), slice.number + 1)?;
-        Ok(slice.number >= self.turn.leave && self.memory.read(slice.done + self.index * 4)? == 0)
+        let is_done = self.memory.read(slice.done + self.index * 4)? != 0;
+        Ok(slice.number >= self.turn.leave && !is_done)
     }
 
     /// `ww_should_yield`.
     fn should_yield(&mut self, slice: &Slice) -> Result<bool, Code> {
         let (now, first) = (now_ns(), self.index == 0);
         if now - self.turn.looked >= if first { 1000 } else { 500 } && slice.number >= self.turn.leave {
-            let before = (self.turn.leave, self.turn.hurry);
-            self.read_orders(if first { slice.orders } else { slice.mirror })?;
-            // `ww_heard`.
-            if first && before != (self.turn.leave, self.turn.hurry) {
-                self.memory.write_long(slice.mirror, self.turn.leave)?;
-                self.memory.write_long(slice.mirror + 8, self.turn.hurry)?;
+            if first {
+                self.heard(slice)?;
+            } else {
+                self.read_orders(slice.mirror)?;
+                self.turn.looked = now;
             }
-            self.turn.looked = now;
         }
         let lasted = now - self.turn.began.unwrap_or(now);
         Ok(slice.number < self.turn.leave
             || lasted >= slice.longest_ns
             || (slice.number < self.turn.hurry && lasted >= slice.shortest_ns))
+    }
+
+    /// Reads orders as the first block does, and `ww_heard`.
+    fn heard(&mut self, slice: &Slice) -> Result<(), Code> {
+        let before = (self.turn.leave, self.turn.hurry);
+        self.read_orders(slice.orders)?;
+        if before != (self.turn.leave, self.turn.hurry) {
+            self.memory.write_long(slice.mirror, self.turn.leave)?;
+            self.memory.write_long(slice.mirror + 8, self.turn.hurry)?;
+        }
+        self.turn.looked = now_ns();
+        Ok(())
     }
 
     /// `ww_end`.
@@ -272,8 +325,8 @@ impl Block<'_> {
         self.memory.write_long(words + 8, slice.number + 1)?;
         let before = self.memory.add_long(slice.mirror + 16, 1)?;
         if (before + 1).is_multiple_of(self.blocks) {
-            // One store on a device: whoever sees the second word sees the first.
             let leave = self.memory.read_long(slice.mirror)?;
+            // One store in CUDA. Here whoever sees the second word sees the first.
             self.memory.write_long(slice.orders + 16, slice.number + 1)?;
             self.memory.write_long(slice.orders + 24, leave)?;
         }

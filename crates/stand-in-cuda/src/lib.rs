@@ -5,7 +5,8 @@
 //! a script: a wrong handle, a missing context or freed memory is found because it is looked for, and answered
 //! with the code of the CUDA manual. What the backend's design rests on is kept too: loading and unloading
 //! code and freeing pinned memory wait for the kernels of their context and hold its lock meanwhile, a stream
-//! takes about a thousand operations, and a fault of a kernel is the end of every context of the process.
+//! takes about a thousand operations, and a fault of a kernel is the end of every context of the process. The
+//! nodes of a graph run in another order than the usual one, if the edges allow it.
 //!
 //! Kernels are Rust functions, found by the name of a PTX entry (`kernels.rs`); PTX is read for its entries
 //! and their parameters, and its instructions are not run. Device memory is never given out at the same
@@ -19,18 +20,23 @@
 //!
 //! # What it does not do
 //!
-//! It measures nothing: times are those of host threads. The legacy default stream orders itself only.
+//! It measures nothing: times are those of host threads. The legacy default stream orders itself only. A capture
+//! stays in the stream where it began, and memory is neither allocated nor freed in one. Shared memory is counted
+//! and given to nobody.
 
+mod capture;
 mod context;
 mod control;
 mod copies;
 mod device;
 mod exports;
 mod graph;
+mod host;
+mod image;
 mod instance;
 mod kernels;
 mod launch;
-mod linker;
+mod link;
 mod machine;
 mod module;
 mod nvml;

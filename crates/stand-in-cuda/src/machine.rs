@@ -11,17 +11,18 @@ use std::{
 };
 
 use crate::{
+    capture::Captures,
     context::Context,
     control::{number, setting},
     exports::Code,
     graph::{Executable, Graph},
-    linker::Linker,
+    link::Linker,
     module::{Function, Module},
     pool::Pool,
     registry::Registry,
     space::Space,
     stream::{Event, Stream},
-    virtual_memory::Memory,
+    virtual_memory::{Physical, Reservations},
     work::Workers,
 };
 
@@ -42,9 +43,9 @@ pub(crate) struct Machine {
     pub(crate) linkers: Registry<Linker>,
     pub(crate) graphs: Registry<Graph>,
     pub(crate) executables: Registry<Executable>,
-    pub(crate) memories: Registry<Memory>,
-    /// Addresses that were reserved, with their lengths.
-    pub(crate) reservations: Mutex<BTreeMap<u64, usize>>,
+    pub(crate) memories: Registry<Physical>,
+    pub(crate) reservations: Reservations,
+    pub(crate) captures: Captures,
     /// The code of the fault that ended every context; 0 while there was none.
     fault: AtomicI32,
 }
@@ -75,6 +76,10 @@ pub(crate) struct Primary {
     /// With its handle.
     pub(crate) context: Option<(usize, Arc<Context>)>,
 }
+
+/// Shared memory of a multiprocessor, and what a block of it may have at most.
+pub(crate) const SHARED_BYTES_OF_MULTIPROCESSOR: u32 = 228 << 10;
+pub(crate) const MOST_SHARED_BYTES: u32 = 227 << 10;
 
 static RUNNING: OnceLock<Machine> = OnceLock::new();
 
@@ -166,7 +171,8 @@ impl Machine {
             graphs: Registry::default(),
             executables: Registry::default(),
             memories: Registry::default(),
-            reservations: Mutex::default(),
+            reservations: Reservations::default(),
+            captures: Captures::default(),
             fault: AtomicI32::new(0),
         }
     }
@@ -226,13 +232,13 @@ pub(crate) fn attributes(desc: &DeviceDesc) -> BTreeMap<c_int, c_int> {
         (50, 0), // PCI domain
         (75, 9), // compute capability
         (76, 0),
-        (97, 227 << 10),                                   // the same, for kernels that ask
-        (99, 1),                                           // registers host memory
-        (102, 1),                                          // virtual memory
-        (103, c_int::from(cfg!(target_os = "linux"))),     // shares it by file descriptor
-        (88, 0),                                           // pageable memory
-        (100, c_int::from(setting("coherent").is_some())), // the host's page tables
-        (115, 1),                                          // memory pools
+        (88, 0),                                               // pageable memory
+        (97, c_int::try_from(MOST_SHARED_BYTES).unwrap_or(0)), // shared memory of a block that asks for it
+        (99, 1),                                               // registers host memory
+        (102, 1),                                              // memory by parts
+        (100, c_int::from(setting("coherent").is_some())),     // the host's page tables
+        (103, c_int::from(cfg!(target_os = "linux"))),         // memory goes by descriptor
+        (115, 1),                                              // memory pools
     ])
 }
 

@@ -11,9 +11,9 @@ use std::{
 use crate::{
     context::{Context, current},
     exports::{Code, In, Out, Outcome, Raw, exports},
+    image,
     kernels::Kernel,
-    linker,
-    machine::running,
+    machine::{MOST_SHARED_BYTES, running},
     ptx::{self, Entry},
 };
 
@@ -30,8 +30,15 @@ pub(crate) struct Function {
     pub(crate) module: Arc<Module>,
     pub(crate) entry: Entry,
     pub(crate) kernel: Kernel,
-    /// How much dynamic shared memory it may have.
-    pub(crate) most_shared: AtomicU32,
+    /// Dynamic shared memory that a launch may ask for.
+    most_shared: AtomicU32,
+}
+
+impl Function {
+    pub(crate) fn most_shared(&self) -> u32 {
+        // Relaxed, here and where it is set: a figure that orders nothing.
+        self.most_shared.load(Ordering::Relaxed)
+    }
 }
 
 /// `CUjit_option`.
@@ -43,23 +50,15 @@ const MAX_THREADS: c_int = 0;
 const SHARED_BYTES: c_int = 1;
 const LOCAL_BYTES: c_int = 3;
 const REGISTERS: c_int = 4;
-const MOST_SHARED: c_int = 8;
+const MOST_DYNAMIC_SHARED_BYTES: c_int = 8;
 
-/// What every kernel takes, and what a multiprocessor has.
-const REGISTERS_OF_THREAD: u32 = 32;
-const REGISTERS_OF_ALL: u32 = 65_536;
-const THREADS_OF_ALL: u32 = 2048;
-const BLOCKS_OF_ALL: u32 = 32;
-const SHARED_OF_ALL: usize = 228 << 10;
+/// What a function may have without asking.
+const USUAL_SHARED_BYTES: u32 = 48 << 10;
 
-/// Dynamic shared memory that a kernel has without asking, and after asking.
-const SHARED_UNASKED: u32 = 48 << 10;
-const SHARED_AT_MOST: u32 = 227 << 10;
-
-/// Where a compiler's words go: an address, since the caller gives it with one call and it is used in another.
+/// Where a compiler's words go: the address of a buffer, and its length.
 #[derive(Debug)]
 pub(crate) struct Log {
-    address: usize,
+    buffer: usize,
     bytes: usize,
 }
 
@@ -78,28 +77,26 @@ impl Log {
                 _ => {}
             }
         }
-        let Some(place) = buffer.filter(|_| bytes > 0) else { return Ok(None) };
-        Ok(Some(Self { address: place.expose_provenance(), bytes }))
+        Ok(buffer.filter(|_| bytes > 0).map(|buffer| Self { buffer: buffer.expose_provenance(), bytes }))
     }
 
     #[expect(unsafe_code, reason = "writes to the caller's memory")]
     pub(crate) fn write(&self, words: &str) -> Outcome {
-        let place = std::ptr::with_exposed_provenance_mut::<u8>(self.address);
-        // SAFETY: the caller of the function that was given the options vouches that the one names a buffer of
-        // as many bytes as the other says, until the module is loaded or the linker is destroyed.
-        let buffer = unsafe { Out::to(place) };
+        let buffer = std::ptr::with_exposed_provenance_mut::<u8>(self.buffer);
+        // SAFETY: the caller vouches for the buffer and its length, while the object it gave them for lives.
+        let buffer = unsafe { Out::to(buffer) };
         let text = words.bytes().take(self.bytes - 1).chain([0]);
         text.enumerate().try_for_each(|(at, byte)| buffer.at(at).set(byte))
     }
 }
 
-/// The text of an image, which ends in a zero byte.
+/// The text of an image, which ends in a zero byte, or lies in an image of the linker's.
 #[expect(unsafe_code, reason = "reads the caller's memory")]
 fn text_of(image: *const c_void) -> Result<String, Code> {
-    // SAFETY: an image has a first byte, whatever it is (the caller's duty, by the manual).
-    let first = unsafe { In::from(image.cast::<u8>()) }.get()?;
-    if first == 0x7f {
-        return linker::text_of(image);
+    // SAFETY: an image is as long as its header says, or ends in a zero byte (the caller's duty, by the manual).
+    let bytes = unsafe { In::from(image.cast::<u8>()) };
+    if bytes.get()? == 0x7f {
+        return image::ptx_of(&bytes);
     }
     Ok(terminated(image.cast()).to_string_lossy().into_owned())
 }
@@ -133,6 +130,7 @@ exports! {
         input values: *mut c_void
     ) {
         let here = current()?;
+        here.machine.captures.forbid()?;
         let log = Log::find(option_count, &options, &values)?;
         let _turn = here.enter_cold()?;
         match compile(&text_of(image)?) {
@@ -151,6 +149,7 @@ exports! {
 
     fn cuModuleUnload(val module: Raw) {
         let here = current()?;
+        here.machine.captures.forbid()?;
         let _turn = here.enter_cold()?;
         let gone = here.machine.modules.remove(module)?;
         here.machine.functions.retain(|function| !Arc::ptr_eq(&function.module, &gone));
@@ -164,43 +163,31 @@ exports! {
         let (module, name) = (here.machine.modules.get(module)?, name.get()?);
         let entry = module.entries.iter().find(|entry| entry.name == name).ok_or(Code::NOT_FOUND)?.clone();
         let kernel = Kernel::named(&name).ok_or(Code::NOT_FOUND)?;
-        function.set(here.machine.functions.add(Arc::new(Function { module, entry, kernel, most_shared: AtomicU32::new(SHARED_UNASKED) })))
+        function.set(here.machine.functions.add(Arc::new(Function {
+            module,
+            entry,
+            kernel,
+            most_shared: AtomicU32::new(USUAL_SHARED_BYTES),
+        })))
     }
 
     fn cuFuncGetAttribute(out value: c_int, val attribute: c_int, val function: Raw) {
         let function = running()?.functions.get(function)?;
-        // Relaxed, here and below: a figure that orders nothing.
-        let most_shared = function.most_shared.load(Ordering::Relaxed);
         value.set(match attribute {
             MAX_THREADS => 1024,
             SHARED_BYTES | LOCAL_BYTES => 0,
-            REGISTERS => c_int::try_from(REGISTERS_OF_THREAD).unwrap_or(0),
-            MOST_SHARED => c_int::try_from(most_shared).unwrap_or(c_int::MAX),
+            REGISTERS => 32,
+            MOST_DYNAMIC_SHARED_BYTES => c_int::try_from(function.most_shared()).unwrap_or(c_int::MAX),
             _ => return Err(Code::INVALID_VALUE),
         })
     }
 
     fn cuFuncSetAttribute(val function: Raw, val attribute: c_int, val value: c_int) {
         let function = running()?.functions.get(function)?;
-        let bytes = u32::try_from(value).ok().filter(|&bytes| bytes <= SHARED_AT_MOST);
-        match (attribute, bytes) {
-            (MOST_SHARED, Some(bytes)) => function.most_shared.store(bytes, Ordering::Relaxed),
-            _ => return Err(Code::INVALID_VALUE),
-        }
+        let bytes = u32::try_from(value).ok().filter(|&bytes| bytes <= MOST_SHARED_BYTES);
+        let bytes = bytes.filter(|_| attribute == MOST_DYNAMIC_SHARED_BYTES).ok_or(Code::INVALID_VALUE)?;
+        function.most_shared.store(bytes, Ordering::Relaxed);
         Ok(())
-    }
-
-    fn cuOccupancyMaxActiveBlocksPerMultiprocessor(
-        out count: c_int, val function: Raw, val threads: c_int, val shared: usize
-    ) {
-        running()?.functions.get(function)?;
-        let threads = u32::try_from(threads).ok().filter(|threads| (1..=1024).contains(threads));
-        // Whole warps, and what the system takes of shared memory for each block.
-        let threads = threads.ok_or(Code::INVALID_VALUE)?.next_multiple_of(32);
-        let by_memory = u32::try_from(SHARED_OF_ALL / (shared + 1024)).unwrap_or(u32::MAX);
-        let by_registers = REGISTERS_OF_ALL / (REGISTERS_OF_THREAD * threads);
-        let most = (THREADS_OF_ALL / threads).min(by_registers).min(by_memory).min(BLOCKS_OF_ALL);
-        count.set(c_int::try_from(most).unwrap_or(c_int::MAX))
     }
 
     fn cuFuncGetParamInfo(val function: Raw, val index: usize, out offset: usize, out size: usize) {

@@ -1,8 +1,8 @@
-//! Stream-ordered pools, and pinned host memory.
+//! Stream-ordered pools.
 
 use std::{
     collections::BTreeSet,
-    ffi::{c_int, c_uint, c_void},
+    ffi::{c_int, c_uint},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
@@ -190,7 +190,8 @@ exports! {
     fn cuMemAllocFromPoolAsync(out address: u64, val size: usize, val pool: Raw, val stream: Raw) {
         let here = current()?;
         let _turn = here.enter();
-        let (pool, _stream) = (here.machine.pools.get(pool)?, here.stream(stream)?);
+        let (pool, stream) = (here.machine.pools.get(pool)?, here.stream(stream)?);
+        stream.refuse_in_capture()?;
         if size == 0 || address.is_null() {
             return Err(Code::INVALID_VALUE);
         }
@@ -208,6 +209,7 @@ exports! {
         let here = current()?;
         let _turn = here.enter();
         let stream = here.stream(stream)?;
+        stream.refuse_in_capture()?;
         here.machine.space.leave(address)?;
         let machine = here.machine;
         stream.push(Op::Free(Box::new(move || {
@@ -217,65 +219,5 @@ exports! {
             }
         })));
         Ok(())
-    }
-
-    fn cuMemHostAlloc(out pointer: *mut c_void, val size: usize, val flags: c_uint) {
-        let here = current()?;
-        let _turn = here.enter();
-        if size == 0 || flags > 7 || pointer.is_null() {
-            return Err(Code::INVALID_VALUE);
-        }
-        let start = here.machine.space.allocate(size, Owner::Pinned(Arc::clone(&here.context)))?;
-        pointer.set(std::ptr::with_exposed_provenance_mut(usize::try_from(start).unwrap_or(0)))
-    }
-
-    fn cuMemFreeHost(val pointer: *mut c_void) {
-        let here = current()?;
-        let _turn = here.enter_cold()?;
-        here.machine.space.free_pinned(pointer.addr() as u64)
-    }
-
-    fn cuMemHostRegister_v2(val pointer: *mut c_void, val size: usize, val flags: c_uint) {
-        let here = current()?;
-        let _turn = here.enter();
-        if flags > 15 || pointer.is_null() {
-            return Err(Code::INVALID_VALUE);
-        }
-        here.machine.space.register(pointer.expose_provenance() as u64, size as u64, &here.context)
-    }
-
-    fn cuMemHostUnregister(val pointer: *mut c_void) {
-        let here = current()?;
-        let _turn = here.enter_cold()?;
-        here.machine.space.unregister(pointer.addr() as u64)
-    }
-
-    fn cuPointerGetAttribute(out value: u64, val attribute: c_int, val address: u64) {
-        let here = current()?;
-        let (start, len, owner) = here.machine.space.about(address)?;
-        let device = match &owner {
-            Owner::Pool(pool) => Some(pool.device),
-            Owner::Mapped(mapping) => Some(mapping.memory.device),
-            Owner::Pinned(_) | Owner::Registered(_) => None,
-        };
-        match attribute {
-            // The kind of memory, an integer: of the host, or of a device.
-            2 => value.cast::<c_uint>().set(if device.is_some() { 2 } else { 1 }),
-            9 => value.cast::<c_int>().set(device.map_or(-2, |device| c_int::try_from(device).unwrap_or(-2))),
-            11 => value.set(start),
-            12 => value.set(len),
-            _ => Err(Code::INVALID_VALUE),
-        }
-    }
-
-    fn cuMemHostGetDevicePointer_v2(out address: u64, val pointer: *mut c_void, val flags: c_uint) {
-        let here = current()?;
-        let _turn = here.enter();
-        let start = pointer.addr() as u64;
-        let (_, _, owner) = here.machine.space.about(start)?;
-        if flags != 0 || !matches!(owner, Owner::Pinned(_) | Owner::Registered(_)) {
-            return Err(Code::INVALID_VALUE);
-        }
-        address.set(start)
     }
 }

@@ -44,15 +44,19 @@ impl<T> Registry<T> {
         self.lock().remove(&handle.addr()).ok_or(Code::INVALID_HANDLE)
     }
 
-    pub(crate) fn retain(&self, keep: impl Fn(&T) -> bool) {
-        self.lock().retain(|_, object| keep(object));
+    /// One that a test of it fits.
+    pub(crate) fn find(&self, fits: impl Fn(&T) -> bool) -> Option<Arc<T>> {
+        self.lock().values().find(|object| fits(object)).cloned()
     }
 
-    /// The handle of an object that is live.
-    pub(crate) fn handle_of(&self, object: &Arc<T>) -> Result<Raw, Code> {
-        let objects = self.lock();
-        let found = objects.iter().find(|(_, other)| Arc::ptr_eq(other, object)).map(|(handle, _)| *handle);
-        found.map(std::ptr::without_provenance_mut).ok_or(Code::INVALID_HANDLE)
+    /// The handle of an object.
+    pub(crate) fn handle_of(&self, object: &Arc<T>) -> Option<Raw> {
+        let of = |(&handle, known): (&usize, &Arc<T>)| Arc::ptr_eq(known, object).then_some(handle);
+        self.lock().iter().find_map(of).map(std::ptr::without_provenance_mut)
+    }
+
+    pub(crate) fn retain(&self, keep: impl Fn(&T) -> bool) {
+        self.lock().retain(|_, object| keep(object));
     }
 
     pub(crate) fn len(&self) -> usize {

@@ -7,14 +7,14 @@ use std::{
     collections::BTreeMap,
     sync::{
         Arc, PoisonError, RwLock, RwLockReadGuard,
-        atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering},
+        atomic::{AtomicU32, AtomicU64, Ordering},
     },
 };
 
 use crate::{context::Context, exports::Code, pool::Pool, virtual_memory::Mapping};
 
 /// What new memory holds, so that nobody relies on zeros.
-const LITTER: u8 = 0xa5;
+pub(crate) const LITTER: u8 = 0xa5;
 
 const PAGE: usize = 4096;
 
@@ -39,10 +39,42 @@ pub(crate) enum Owner {
     Pool(Arc<Pool>),
     /// Of the host, pinned through this context.
     Pinned(Arc<Context>),
-    /// Of the host and of somebody else, registered through this context.
+    /// Of the program, which made it known through this context.
     Registered(Arc<Context>),
-    /// A mapping, for the devices that were given access.
-    Mapped(Arc<Mapping>),
+    /// Mapped by parts.
+    Virtual(Arc<Mapping>),
+}
+
+impl Owner {
+    /// Whether it is memory of the host.
+    pub(crate) const fn is_host(&self) -> bool {
+        matches!(self, Self::Pinned(_) | Self::Registered(_))
+    }
+
+    /// The device whose memory it is.
+    pub(crate) fn device(&self) -> usize {
+        match self {
+            Self::Pool(pool) => pool.device,
+            Self::Pinned(context) | Self::Registered(context) => context.device,
+            Self::Virtual(mapping) => mapping.memory.device,
+        }
+    }
+
+    /// The context that goes with the memory, or the memory with it.
+    fn context(&self) -> Option<&Arc<Context>> {
+        match self {
+            Self::Pinned(context) | Self::Registered(context) => Some(context),
+            Self::Pool(_) | Self::Virtual(_) => None,
+        }
+    }
+}
+
+/// What is known of an address.
+#[derive(Debug, Clone)]
+pub(crate) struct Found {
+    pub(crate) start: u64,
+    pub(crate) len: u64,
+    pub(crate) owner: Owner,
 }
 
 impl Space {
@@ -85,85 +117,56 @@ impl Space {
         Ok(())
     }
 
-    /// Takes note of memory that somebody else allocated.
-    pub(crate) fn register(&self, start: u64, len: u64, context: &Arc<Context>) -> Result<(), Code> {
-        let end = start.checked_add(len).filter(|_| len > 0).ok_or(Code::INVALID_VALUE)?;
-        let mut ranges = self.ranges.write().unwrap_or_else(PoisonError::into_inner);
-        let before = ranges.range(..end).next_back();
-        if before.is_some_and(|(&other, range)| other + range.len > start) {
-            return Err(Code::ALREADY_REGISTERED);
-        }
-        let owner = Owner::Registered(Arc::clone(context));
-        ranges.insert(start, Range { len, mapped: 0, owner, leaving: false });
-        Ok(())
-    }
-
-    pub(crate) fn unregister(&self, start: u64) -> Result<(), Code> {
-        let mut ranges = self.ranges.write().unwrap_or_else(PoisonError::into_inner);
-        let known = ranges.get(&start).is_some_and(|range| matches!(range.owner, Owner::Registered(_)));
-        if !known {
-            return Err(Code::NOT_REGISTERED);
-        }
-        ranges.remove(&start);
-        Ok(())
-    }
-
-    /// Maps memory at addresses that `reserve` gave.
-    pub(crate) fn map_at(
-        &self,
-        start: u64,
-        len: usize,
-        offset: u64,
-        mapping: Arc<Mapping>,
-    ) -> Result<(), Code> {
-        let mut ranges = self.ranges.write().unwrap_or_else(PoisonError::into_inner);
-        let before = ranges.range(..start.saturating_add(len as u64)).next_back();
-        if before.is_some_and(|(&other, range)| other + range.len > start) {
-            return Err(Code::INVALID_VALUE);
-        }
-        map_file(start, len, &mapping.memory.file, offset).ok_or(Code::OUT_OF_MEMORY)?;
-        ranges.insert(
-            start,
-            Range { len: len as u64, mapped: len, owner: Owner::Mapped(mapping), leaving: false },
-        );
-        Ok(())
-    }
-
-    pub(crate) fn unmap_at(&self, start: u64, len: usize) -> Result<(), Code> {
-        let mut ranges = self.ranges.write().unwrap_or_else(PoisonError::into_inner);
-        let known = ranges
-            .get(&start)
-            .is_some_and(|range| matches!(range.owner, Owner::Mapped(_)) && range.mapped == len);
-        if !known {
-            return Err(Code::INVALID_VALUE);
-        }
-        unmap(start, len);
-        let gone = ranges.remove(&start);
-        // Outside the lock: the last mapping of memory gives it back.
-        drop(ranges);
-        drop(gone);
-        Ok(())
-    }
-
-    /// What is known of the memory that an address is in: where it starts, its length, and whose it is.
-    pub(crate) fn about(&self, address: u64) -> Result<(u64, u64, Owner), Code> {
-        let ranges = self.ranges.read().unwrap_or_else(PoisonError::into_inner);
-        let (&start, range) = ranges.range(..=address).next_back().ok_or(Code::INVALID_VALUE)?;
-        let is_inside = address - start < range.len && !range.leaving;
-        if is_inside { Ok((start, range.len, range.owner.clone())) } else { Err(Code::INVALID_VALUE) }
-    }
-
-    /// What a context pinned goes with it.
+    /// What a context pinned goes with it; what it was told of stays the program's.
     pub(crate) fn free_pinned_of(&self, context: &Arc<Context>) {
         let mut ranges = self.ranges.write().unwrap_or_else(PoisonError::into_inner);
         ranges.retain(|&start, range| {
-            let goes = matches!(&range.owner, Owner::Pinned(owner) | Owner::Registered(owner)
-                if Arc::ptr_eq(owner, context));
+            let goes = range.owner.context().is_some_and(|owner| Arc::ptr_eq(owner, context));
             if goes && range.mapped > 0 {
                 unmap(start, range.mapped);
             }
             !goes
         });
+    }
+
+    /// Takes note of memory that somebody else looks after; `false` if a part of it is known already.
+    pub(crate) fn note(&self, start: u64, len: u64, owner: Owner) -> bool {
+        let mut ranges = self.ranges.write().unwrap_or_else(PoisonError::into_inner);
+        let Some(end) = start.checked_add(len) else { return false };
+        let before = ranges.range(..end).next_back();
+        if before.is_some_and(|(&other, range)| other + range.len > start) {
+            return false;
+        }
+        ranges.insert(start, Range { len, mapped: 0, owner, leaving: false });
+        true
+    }
+
+    /// Forgets memory that was noted, if `ours` says so; when it returns, no access is under way.
+    pub(crate) fn forget(&self, start: u64, ours: impl FnOnce(&Found) -> bool) -> bool {
+        let mut ranges = self.ranges.write().unwrap_or_else(PoisonError::into_inner);
+        let Some(range) = ranges.get(&start) else { return false };
+        let found = Found { start, len: range.len, owner: range.owner.clone() };
+        let goes = range.mapped == 0 && ours(&found);
+        if goes {
+            ranges.remove(&start);
+        }
+        goes
+    }
+
+    /// The memory around an address, unless a free of it is in a stream.
+    pub(crate) fn around(&self, address: u64) -> Option<Found> {
+        let ranges = self.ranges.read().unwrap_or_else(PoisonError::into_inner);
+        let (&start, range) = ranges.range(..=address).next_back()?;
+        let inside = !range.leaving && address - start < range.len;
+        inside.then(|| Found { start, len: range.len, owner: range.owner.clone() })
+    }
+
+    /// All memory that begins within a range.
+    pub(crate) fn within(&self, start: u64, len: u64) -> Vec<Found> {
+        let ranges = self.ranges.read().unwrap_or_else(PoisonError::into_inner);
+        let found =
+            |(&start, range): (&u64, &Range)| Found { start, len: range.len, owner: range.owner.clone() };
+        ranges.range(start..start.saturating_add(len)).map(found).collect()
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -196,28 +199,28 @@ type Ranges<'a> = RwLockReadGuard<'a, BTreeMap<u64, Range>>;
 
 impl<'a> View<'a> {
     /// Finds live memory that the device can reach, and keeps it from being freed.
-    fn find(&self, address: u64, len: u64) -> Result<Ranges<'a>, Code> {
+    fn find(&self, address: u64, len: u64, writes: bool) -> Result<Ranges<'a>, Code> {
         let ranges = self.space.ranges.read().unwrap_or_else(PoisonError::into_inner);
-        self.check(&ranges, address, len)?;
+        self.check(&ranges, address, len, writes)?;
         Ok(ranges)
     }
 
-    fn check(&self, ranges: &Ranges<'a>, address: u64, len: u64) -> Result<(), Code> {
+    fn check(&self, ranges: &Ranges<'a>, address: u64, len: u64, writes: bool) -> Result<(), Code> {
         let before = ranges.range(..=address).next_back();
         let (&start, range) = before.ok_or(Code::ILLEGAL_ADDRESS)?;
         let inside = len <= range.len && address - start <= range.len - len;
         let reached = match &range.owner {
             Owner::Pool(pool) => pool.admits(self.device),
             Owner::Pinned(_) | Owner::Registered(_) => true,
-            Owner::Mapped(mapping) => mapping.admits(self.device),
+            Owner::Virtual(mapping) => mapping.admits(self.device, writes),
         };
         if inside && reached { Ok(()) } else { Err(Code::ILLEGAL_ADDRESS) }
     }
 
     #[expect(unsafe_code, reason = "the memory of a device")]
     pub(crate) fn copy(&self, to: u64, from: u64, len: usize) -> Result<(), Code> {
-        let ranges = self.find(to, len as u64)?;
-        self.check(&ranges, from, len as u64)?;
+        let ranges = self.find(to, len as u64, true)?;
+        self.check(&ranges, from, len as u64, false)?;
         // SAFETY: both ranges are mapped and stay so while the lock is held. Others may write the bytes at
         // the same time, as on a device; nobody holds a reference to them.
         unsafe { std::ptr::copy(pointer(from), pointer(to), len) };
@@ -225,28 +228,37 @@ impl<'a> View<'a> {
     }
 
     pub(crate) fn set(&self, to: u64, len: usize, value: u8) -> Result<(), Code> {
-        let _ranges = self.find(to, len as u64)?;
+        let _ranges = self.find(to, len as u64, true)?;
         fill(to, len, value);
         Ok(())
     }
 
+    /// Writes bytes that a kernel made.
     #[expect(unsafe_code, reason = "the memory of a device")]
-    fn word(&self, address: u64) -> Result<(Ranges<'a>, &'a AtomicU32), Code> {
+    pub(crate) fn store(&self, to: u64, bytes: &[u8]) -> Result<(), Code> {
+        let _ranges = self.find(to, bytes.len() as u64, true)?;
+        // SAFETY: mapped while the lock is held, for as many bytes; they come from this process's own heap.
+        unsafe { std::ptr::copy(bytes.as_ptr(), pointer(to), bytes.len()) };
+        Ok(())
+    }
+
+    #[expect(unsafe_code, reason = "the memory of a device")]
+    fn word(&self, address: u64, writes: bool) -> Result<(Ranges<'a>, &'a AtomicU32), Code> {
         if !address.is_multiple_of(4) {
             return Err(Code::MISALIGNED_ADDRESS);
         }
-        let ranges = self.find(address, 4)?;
+        let ranges = self.find(address, 4, writes)?;
         // SAFETY: mapped while the lock is held, which goes along; aligned; shared with others by whole
         // words alone.
         Ok((ranges, unsafe { AtomicU32::from_ptr(pointer(address).cast()) }))
     }
 
     #[expect(unsafe_code, reason = "the memory of a device")]
-    fn long(&self, address: u64) -> Result<(Ranges<'a>, &'a AtomicU64), Code> {
+    fn long(&self, address: u64, writes: bool) -> Result<(Ranges<'a>, &'a AtomicU64), Code> {
         if !address.is_multiple_of(8) {
             return Err(Code::MISALIGNED_ADDRESS);
         }
-        let ranges = self.find(address, 8)?;
+        let ranges = self.find(address, 8, writes)?;
         // SAFETY: as for `word`.
         Ok((ranges, unsafe { AtomicU64::from_ptr(pointer(address).cast()) }))
     }
@@ -254,37 +266,24 @@ impl<'a> View<'a> {
     // Acquire and release, here and below: kernels rely on the order of what they read and write.
 
     pub(crate) fn read(&self, address: u64) -> Result<u32, Code> {
-        self.word(address).map(|(_ranges, word)| word.load(Ordering::Acquire))
+        self.word(address, false).map(|(_ranges, word)| word.load(Ordering::Acquire))
     }
 
     pub(crate) fn write(&self, address: u64, value: u32) -> Result<(), Code> {
-        self.word(address).map(|(_ranges, word)| word.store(value, Ordering::Release))
-    }
-
-    #[expect(unsafe_code, reason = "the memory of a device")]
-    pub(crate) fn write_half(&self, address: u64, value: u32) -> Result<(), Code> {
-        if !address.is_multiple_of(2) {
-            return Err(Code::MISALIGNED_ADDRESS);
-        }
-        let _ranges = self.find(address, 2)?;
-        let [low, high, ..] = value.to_le_bytes();
-        // SAFETY: as for `word`.
-        let half = unsafe { AtomicU16::from_ptr(pointer(address).cast()) };
-        half.store(u16::from_le_bytes([low, high]), Ordering::Release);
-        Ok(())
-    }
-
-    /// Adds and returns what was there before.
-    pub(crate) fn add_long(&self, address: u64, more: u64) -> Result<u64, Code> {
-        self.long(address).map(|(_ranges, word)| word.fetch_add(more, Ordering::AcqRel))
+        self.word(address, true).map(|(_ranges, word)| word.store(value, Ordering::Release))
     }
 
     pub(crate) fn read_long(&self, address: u64) -> Result<u64, Code> {
-        self.long(address).map(|(_ranges, word)| word.load(Ordering::Acquire))
+        self.long(address, false).map(|(_ranges, word)| word.load(Ordering::Acquire))
     }
 
     pub(crate) fn write_long(&self, address: u64, value: u64) -> Result<(), Code> {
-        self.long(address).map(|(_ranges, word)| word.store(value, Ordering::Release))
+        self.long(address, true).map(|(_ranges, word)| word.store(value, Ordering::Release))
+    }
+
+    /// Adds to a word; what it was before.
+    pub(crate) fn add_long(&self, address: u64, value: u64) -> Result<u64, Code> {
+        self.long(address, true).map(|(_ranges, word)| word.fetch_add(value, Ordering::AcqRel))
     }
 }
 
@@ -302,15 +301,14 @@ fn fill(start: u64, len: usize, value: u8) {
 
 #[cfg(target_os = "linux")]
 mod system {
-    use std::ffi::{c_char, c_int, c_long, c_uint, c_void};
+    use std::ffi::{c_int, c_long, c_void};
 
     const NONE: c_int = 0;
     const READ_WRITE: c_int = 3;
+    const SHARED_FIXED: c_int = 0x11;
     const PRIVATE_ANONYMOUS: c_int = 0x22;
-    const FIXED_NO_RESERVE: c_int = 0x4010;
-    const FIXED: c_int = 0x10;
-    const SHARED: c_int = 1;
-    const CLOSE_ON_EXEC: c_uint = 1;
+    const NO_RESERVE: c_int = 0x4000;
+    const FIXED_NO_RESERVE: c_int = 0x10 | NO_RESERVE;
 
     // SAFETY: the declaration is that of the C library on 64-bit Linux.
     #[expect(unsafe_code, reason = "asks the operating system for memory")]
@@ -323,7 +321,6 @@ mod system {
             file: c_int,
             offset: c_long,
         ) -> *mut c_void;
-        fn memfd_create(name: *const c_char, flags: c_uint) -> c_int;
     }
 
     #[expect(unsafe_code, reason = "asks the operating system for memory")]
@@ -336,41 +333,24 @@ mod system {
 
     /// Addresses with nothing behind them.
     #[expect(unsafe_code, reason = "asks the operating system for addresses")]
-    pub(crate) fn reserve(len: usize) -> Option<u64> {
-        let flags = PRIVATE_ANONYMOUS | (FIXED_NO_RESERVE & !FIXED);
+    pub(crate) fn map_nothing(len: usize) -> Option<u64> {
         // SAFETY: as for `map`.
-        let start = unsafe { mmap(std::ptr::null_mut(), len, NONE, flags, -1, 0) };
+        let start = unsafe { mmap(std::ptr::null_mut(), len, NONE, PRIVATE_ANONYMOUS | NO_RESERVE, -1, 0) };
         (start.addr() != usize::MAX).then(|| start.expose_provenance() as u64)
     }
 
-    /// A part of a file at addresses that were reserved.
+    /// Puts a file where the caller reserved addresses and nothing is mapped; whether that worked.
     #[expect(unsafe_code, reason = "asks the operating system for memory")]
-    pub(super) fn map_file(start: u64, len: usize, file: &std::fs::File, offset: u64) -> Option<()> {
-        use std::os::fd::AsRawFd as _;
-        let (at, offset) = (super::pointer(start).cast(), c_long::try_from(offset).ok()?);
-        // SAFETY: replaces addresses that `reserve` gave and where nothing is mapped (the caller looked, under
-        // the lock that every access holds).
-        let mapped = unsafe { mmap(at, len, READ_WRITE, SHARED | FIXED, file.as_raw_fd(), offset) };
-        (mapped.addr() != usize::MAX).then_some(())
-    }
-
-    /// A file without a name, in memory.
-    #[expect(unsafe_code, reason = "asks the operating system for a file")]
-    pub(crate) fn memory_file(name: &std::ffi::CStr, len: u64) -> std::io::Result<std::fs::File> {
-        use std::os::fd::FromRawFd as _;
-        // SAFETY: a terminated name that lives until the return.
-        let descriptor = unsafe { memfd_create(name.as_ptr(), CLOSE_ON_EXEC) };
-        if descriptor < 0 {
-            return Err(std::io::Error::last_os_error());
-        }
-        // SAFETY: made just now, and nobody else has it.
-        let file = unsafe { std::fs::File::from_raw_fd(descriptor) };
-        file.set_len(len)?;
-        Ok(file)
+    pub(crate) fn map_file(start: u64, len: usize, file: c_int) -> bool {
+        let place = super::pointer(start).cast();
+        // SAFETY: the addresses came from `map_nothing` and are noted for this file alone (`Space::note`), so
+        // that nothing of the program is replaced.
+        let mapped = unsafe { mmap(place, len, READ_WRITE, SHARED_FIXED, file, 0) };
+        mapped == place
     }
 
     #[expect(unsafe_code, reason = "gives memory back to the operating system")]
-    pub(super) fn unmap(start: u64, len: usize) {
+    pub(crate) fn unmap(start: u64, len: usize) {
         let flags = PRIVATE_ANONYMOUS | FIXED_NO_RESERVE;
         // SAFETY: replaces exactly a mapping that `map` made and nobody may use any more (it was taken out
         // of the ranges, under the lock that every access holds). The addresses stay taken.
@@ -386,21 +366,10 @@ mod system {
     }
 
     pub(super) fn unmap(_start: u64, _len: usize) {}
-
-    // Elsewhere memory is not shared between processes: the calls that would do it run out of it.
-
-    pub(crate) fn reserve(_len: usize) -> Option<u64> {
-        None
-    }
-
-    pub(super) fn map_file(_start: u64, _len: usize, _file: &std::fs::File, _offset: u64) -> Option<()> {
-        None
-    }
-
-    pub(crate) fn memory_file(_name: &std::ffi::CStr, _len: u64) -> std::io::Result<std::fs::File> {
-        Err(std::io::ErrorKind::Unsupported.into())
-    }
 }
 
-use system::{map, map_file, unmap};
-pub(crate) use system::{memory_file, reserve};
+use system::map;
+#[cfg(not(target_os = "linux"))]
+use system::unmap;
+#[cfg(target_os = "linux")]
+pub(crate) use system::{map_file, map_nothing, unmap};

@@ -2,15 +2,15 @@
 
 use std::{
     collections::VecDeque,
-    ffi::{c_int, c_uint},
+    ffi::c_uint,
     fmt,
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak},
 };
 
 use crate::{
+    capture::{self, Capture},
     context::{Context, Here, LOOK, Ticket, current},
     exports::{Code, Outcome, Raw, exports},
-    graph::Graph,
     machine::{Machine, running},
     task::Task,
 };
@@ -23,8 +23,8 @@ pub(crate) struct Stream {
     pub(crate) context: Arc<Context>,
     line: Mutex<Line>,
     shorter: Condvar,
-    /// What is recorded and not done, while a capture goes on.
-    capture: Mutex<Option<Vec<Task>>>,
+    /// Work becomes nodes of its graph.
+    capture: Mutex<Option<Arc<Capture>>>,
 }
 
 #[derive(Default)]
@@ -36,8 +36,8 @@ struct Line {
 
 /// One thing to do.
 pub(crate) enum Op {
-    /// A copy, a kernel or the like; an error is a fault. Cold calls wait for the ticket.
-    Task(Task, Option<Ticket>),
+    /// A copy, a kernel or the like; an error is a fault. Cold calls wait for the tickets.
+    Task(Task, Vec<Ticket>),
     /// Takes memory back, whatever has happened.
     Free(Box<dyn FnOnce() + Send>),
     /// Marks the record with this number.
@@ -58,6 +58,8 @@ pub(crate) struct Event {
 struct Records {
     recorded: u64,
     passed: u64,
+    /// It was recorded in a stream that was being captured, behind these nodes.
+    captured: Option<(Weak<Capture>, Vec<usize>)>,
 }
 
 impl Here {
@@ -80,19 +82,18 @@ impl Stream {
         }
     }
 
-    /// Puts work at the end, or into the capture that goes on.
-    pub(crate) fn push_task(self: &Arc<Self>, task: Task) -> Outcome {
-        if let Some(recorded) = &mut *self.capture() {
-            recorded.push(task);
-            return Ok(());
-        }
-        let ticket = task.ticket(&self.context);
-        self.push(Op::Task(task, ticket));
-        Ok(())
+    pub(crate) fn capture(&self) -> Option<Arc<Capture>> {
+        self.capture.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    fn capture(&self) -> MutexGuard<'_, Option<Vec<Task>>> {
-        self.capture.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Begins a capture or ends it; the one before.
+    pub(crate) fn set_capture(&self, capture: Option<Arc<Capture>>) -> Option<Arc<Capture>> {
+        std::mem::replace(&mut *self.capture.lock().unwrap_or_else(PoisonError::into_inner), capture)
+    }
+
+    /// For what becomes no node here.
+    pub(crate) fn refuse_in_capture(&self) -> Outcome {
+        self.capture().map_or(Ok(()), |capture| Err(capture.refuse(Code::STREAM_CAPTURE_UNSUPPORTED)))
     }
 
     /// Puts something at the end, once there is room.
@@ -112,35 +113,33 @@ impl Stream {
     /// Does what is in it, until it is empty.
     pub(crate) fn run(&self) {
         let Ok(machine) = running() else { return };
-        // Kept until the marks behind a kernel are passed: who waited for the kernel finds them so.
-        let mut last: Option<Ticket> = None;
+        // Tickets of the last task, until the marks right behind it are passed: on a device that is one moment.
+        let mut tickets = Vec::new();
         loop {
             let mut line = self.line();
             let Some(op) = line.ops.pop_front() else {
                 line.served = false;
-                drop(line);
-                drop(last);
                 return;
             };
             drop(line);
             self.shorter.notify_all();
+            if !matches!(op, Op::Mark(..)) {
+                tickets.clear();
+            }
             match op {
                 Op::Free(free) => free(),
                 // After a fault nothing else runs any more; what an operation holds is let go.
                 _ if self.is_over(machine) => {}
-                Op::Task(task, ticket) => {
-                    if let Err(code) = task.run(machine, &self.context)
+                Op::Task(task, held) => {
+                    tickets = held;
+                    if let Err(code) = task.run(machine)
                         && !self.context.is_dead()
                     {
                         machine.break_down(code);
                     }
-                    last = ticket.or(last);
                 }
                 Op::Mark(event, number) => event.pass(number),
-                Op::Wait(event, number) => {
-                    last = None;
-                    event.wait(number, || self.is_over(machine));
-                }
+                Op::Wait(event, number) => event.wait(number, || self.is_over(machine)),
             }
         }
     }
@@ -161,6 +160,18 @@ impl fmt::Debug for Stream {
 }
 
 impl Event {
+    pub(crate) fn new(context: &Arc<Context>) -> Self {
+        Self { context: Arc::clone(context), records: Mutex::default(), passed: Condvar::new() }
+    }
+
+    /// Numbers a record, which is to be marked in a stream.
+    pub(crate) fn record(&self) -> u64 {
+        let mut records = self.records();
+        records.recorded += 1;
+        records.captured = None;
+        records.recorded
+    }
+
     fn pass(&self, number: u64) {
         let mut records = self.records();
         records.passed = records.passed.max(number);
@@ -194,45 +205,15 @@ exports! {
     fn cuStreamDestroy_v2(val stream: Raw) {
         let here = current()?;
         let _turn = here.enter();
-        here.machine.streams.remove(stream).map(|_| ())
+        let gone = here.machine.streams.remove(stream)?;
+        capture::abandon(here.machine, &gone);
+        Ok(())
     }
 
     fn cuStreamGetCtx(val stream: Raw, out context: Raw) {
         let here = current()?;
-        let _turn = here.enter();
-        let stream = here.stream(stream)?;
-        context.set(here.machine.contexts.handle_of(&stream.context)?)
-    }
-
-    fn cuStreamIsCapturing(val stream: Raw, out status: c_int) {
-        let here = current()?;
-        let _turn = here.enter();
-        let stream = here.stream(stream)?;
-        let is_capturing = stream.capture().is_some();
-        status.set(is_capturing.into())
-    }
-
-    fn cuStreamBeginCapture_v2(val stream: Raw, val mode: c_int) {
-        let here = current()?;
-        let _turn = here.enter();
-        // The default stream cannot be captured.
-        if stream.addr() <= 2 || !(0..=2).contains(&mode) {
-            return Err(Code::INVALID_VALUE);
-        }
-        let stream = here.stream(stream)?;
-        let mut capture = stream.capture();
-        if capture.is_some() {
-            return Err(Code::ILLEGAL_STATE);
-        }
-        *capture = Some(Vec::new());
-        Ok(())
-    }
-
-    fn cuStreamEndCapture(val stream: Raw, out graph: Raw) {
-        let here = current()?;
-        let _turn = here.enter();
-        let recorded = here.stream(stream)?.capture().take().ok_or(Code::ILLEGAL_STATE)?;
-        graph.set(here.machine.graphs.add(Arc::new(Graph::chain(recorded))))
+        let owner = Arc::clone(&here.stream(stream)?.context);
+        context.set(here.machine.contexts.handle_of(&owner).ok_or(Code::CONTEXT_IS_DESTROYED)?)
     }
 
     fn cuStreamWaitEvent(val stream: Raw, val event: Raw, val flags: c_uint) {
@@ -242,15 +223,34 @@ exports! {
         if flags != 0 {
             return Err(Code::INVALID_VALUE);
         }
-        let number = event.records().recorded;
-        stream.push(Op::Wait(event, number));
+        let (number, captured) = {
+            let records = event.records();
+            (records.recorded, records.captured.clone())
+        };
+        let Some(capture) = stream.capture() else {
+            if let Some(other) = captured.and_then(|(capture, _)| capture.upgrade()) {
+                return Err(other.refuse(Code::STREAM_CAPTURE_ISOLATION));
+            }
+            stream.push(Op::Wait(event, number));
+            return Ok(());
+        };
+        capture.require_valid()?;
+        let same = captured.filter(|(other, _)| std::ptr::eq(other.as_ptr(), Arc::as_ptr(&capture)));
+        let Some((_, nodes)) = same else { return Err(capture.refuse(Code::STREAM_CAPTURE_ISOLATION)) };
+        let mut last = capture.last();
+        last.extend(nodes);
+        last.sort_unstable();
+        last.dedup();
         Ok(())
     }
 
     fn cuStreamQuery(val stream: Raw) {
         let here = current()?;
+        here.machine.captures.forbid()?;
         let _turn = here.enter();
         let stream = here.stream(stream)?;
+        // A stream that is being captured runs nothing to ask about.
+        stream.refuse_in_capture()?;
         let line = stream.line();
         if line.ops.is_empty() && !line.served { Ok(()) } else { Err(Code::NOT_READY) }
     }
@@ -259,12 +259,12 @@ exports! {
         let here = current()?;
         let _turn = here.enter();
         let stream = here.stream(stream)?;
-        let task = Task::Write { to: address, value };
+        let task = Task::Write { device: stream.context.device, to: address, value };
         task.check(here.machine)?;
         if flags != 0 || !address.is_multiple_of(8) {
             return Err(Code::INVALID_VALUE);
         }
-        stream.push_task(task)
+        here.give(&stream, task)
     }
 
     fn cuEventCreate(out event: Raw, val flags: c_uint) {
@@ -273,9 +273,7 @@ exports! {
         if flags > 7 {
             return Err(Code::INVALID_VALUE);
         }
-        let context = Arc::clone(&here.context);
-        let made = Event { context, records: Mutex::default(), passed: Condvar::new() };
-        event.set(here.machine.events.add(Arc::new(made)))
+        event.set(here.machine.events.add(Arc::new(Event::new(&here.context))))
     }
 
     fn cuEventDestroy_v2(val event: Raw) {
@@ -292,19 +290,26 @@ exports! {
         if !Arc::ptr_eq(&event.context, &stream.context) {
             return Err(Code::INVALID_HANDLE);
         }
-        let mut records = event.records();
-        records.recorded += 1;
-        let number = records.recorded;
-        drop(records);
+        if let Some(capture) = stream.capture() {
+            capture.require_valid()?;
+            let nodes = capture.last().clone();
+            event.records().captured = Some((Arc::downgrade(&capture), nodes));
+            return Ok(());
+        }
+        let number = event.record();
         stream.push(Op::Mark(event, number));
         Ok(())
     }
 
     fn cuEventQuery(val event: Raw) {
         let here = current()?;
+        here.machine.captures.forbid()?;
         let _turn = here.enter();
         let event = here.machine.events.get(event)?;
         let records = event.records();
+        if records.captured.is_some() {
+            return Err(Code::CAPTURED_EVENT);
+        }
         if records.passed >= records.recorded { Ok(()) } else { Err(Code::NOT_READY) }
     }
 }

@@ -41,6 +41,8 @@ pub(crate) struct CudaGraph {
     /// The graph that it was made of: its nodes are named by this graph's handles.
     _template: Template,
     nodes: Vec<Handle<CUgraphNode_st>>,
+    /// Where the operands of each node's copy or fill are, which the driver ties it to.
+    places: Vec<Places>,
     /// The operations that the executable graph has now.
     applied: Mutex<Vec<Arc<GraphOp>>>,
 }
@@ -49,6 +51,29 @@ pub(crate) struct CudaGraph {
 pub(crate) struct Template {
     context: Arc<Context>,
     raw: Handle<CUgraph_st>,
+}
+
+/// Where memory is, as far as the driver asks when the operands of a node change.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Place {
+    Host,
+    Device(DeviceId),
+}
+
+/// The places of what a copy or a fill reads and writes; kernels are free in theirs.
+type Places = SmallVec<[Place; 2]>;
+
+fn places(op: &GraphOp) -> Places {
+    let place = |view: &BufferView| match view.buffer().kind().is_host_visible() {
+        true => Place::Host,
+        false => Place::Device(view.device()),
+    };
+    let GraphOp::Op(op) = op else { return Places::new() };
+    op.with(|op| match op {
+        Op::Copy(region) => [place(region.src()), place(region.dst())].into(),
+        Op::Fill(region) => std::iter::once(place(region.dst())).collect(),
+        _ => Places::new(),
+    })
 }
 
 /// Why a node was not added or changed.
@@ -100,6 +125,7 @@ impl CudaGraph {
             executable,
             _template: template,
             nodes: handles,
+            places: nodes.iter().map(|node| places(&node.op)).collect(),
             applied: Mutex::new(applied),
         })
     }
@@ -182,7 +208,14 @@ impl Graph for CudaGraph {
     }
 
     fn check(&self, node: usize, op: &OwnedOp) -> Result<(), GraphError> {
-        check(&self.context, &self.peers, node, &GraphOp::Op(op.clone()))
+        let op = GraphOp::Op(op.clone());
+        check(&self.context, &self.peers, node, &op)?;
+        // The driver would refuse it at the next launch, and the queue would fail.
+        if self.places.get(node).is_none_or(|known| *known == places(&op)) {
+            return Ok(());
+        }
+        let reason = "a node keeps to the kind and the device of the memory it was prepared with".to_owned();
+        Err(GraphError::Node { node, reason })
     }
 }
 

@@ -2,12 +2,20 @@
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "helpers of tests may fail a test")]
 
+mod beside;
+mod cache;
+mod contexts;
 mod faults;
+mod graphs;
 mod injected;
+mod interop;
 #[cfg(feature = "nvml")]
 mod links;
 mod opening;
+mod other;
 mod probe;
 mod residents;
+#[cfg(target_os = "linux")]
+mod sharing;
 mod support;
 mod visible;

@@ -11,6 +11,7 @@ mod cmd;
 mod codegen;
 mod features;
 mod fuzz;
+mod platforms;
 mod report;
 mod test;
 mod test_gpu;
@@ -66,6 +67,12 @@ enum Verb {
     },
     /// Build every crate without features, with each alone and with all
     Features,
+    /// Compile what programs depend on for Windows and for ARM
+    Platforms {
+        /// Fail where a target is not installed
+        #[arg(long)]
+        require: bool,
+    },
     /// Run the benchmarks and keep their readings
     Bench {
         /// A revision whose readings were kept, to show ratios
@@ -100,6 +107,7 @@ fn run(verb: Verb) -> Result<()> {
         Verb::Loom => test::run_loom(&workspace),
         Verb::Fuzz { target, seconds } => fuzz::run(&workspace, target.as_deref(), seconds),
         Verb::Features => features::run(&workspace),
+        Verb::Platforms { require } => platforms::run(require),
         Verb::Bench { compare } => bench::run(&workspace, compare.as_deref()),
         Verb::Docs => docs(),
         Verb::Ci => ci(&workspace),

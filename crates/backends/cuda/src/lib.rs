@@ -74,6 +74,7 @@ mod compiler;
 mod config;
 mod context;
 mod device;
+#[cfg_attr(not(unix), expect(dead_code, reason = "calls for memory that processes share"))]
 mod driver;
 mod fork;
 mod graph;

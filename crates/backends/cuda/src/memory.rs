@@ -4,12 +4,13 @@
 //! stream order. Pinned memory would wait (`cuMemFreeHost` does), so a freed block stays in a list for the
 //! next buffer of its size and goes back to the system when the device's last object is dropped.
 
+#[cfg(unix)]
+use std::os::fd::OwnedFd;
 use std::{
     any::Any,
     collections::BTreeMap,
     ffi::c_void,
     fmt,
-    os::fd::OwnedFd,
     ptr::{self, NonNull},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
@@ -25,12 +26,13 @@ use warpweft_core_types::{
     HostMemory, MemoryKind, MemoryUsage, NativeMemory,
 };
 
+#[cfg(unix)]
+use crate::virtual_memory::VirtualMemory;
 use crate::{
     cold,
     context::Context,
     driver::{Handle, OUT_OF_MEMORY, created},
     stream::{Event, Stream},
-    virtual_memory::VirtualMemory,
 };
 
 /// Every buffer starts at a multiple of this; the pool and pinned memory keep to more.
@@ -61,6 +63,7 @@ pub(crate) struct Arena {
     /// Freed pinned blocks, by kind and size.
     pinned: Mutex<BTreeMap<PinnedClass, Vec<PinnedBlock>>>,
     /// Other devices that may use this device's memory.
+    #[cfg_attr(not(unix), expect(dead_code, reason = "for memory that processes share"))]
     users: Vec<CUdevice>,
 }
 
@@ -149,6 +152,7 @@ impl Arena {
     }
 
     /// Zeroed memory that can be exported.
+    #[cfg(unix)]
     pub(crate) fn allocate_shareable(self: &Arc<Self>, size: u64) -> Result<CudaBuffer, AllocError> {
         if size == 0 {
             return Err(AllocError::ZeroSize { device: self.context.device });
@@ -173,6 +177,7 @@ impl Arena {
         }
     }
 
+    #[cfg(unix)]
     pub(crate) fn import_shared(
         self: &Arc<Self>,
         size: u64,
@@ -344,7 +349,9 @@ impl Arena {
             }
             Memory::Pinned(block) => self.pinned().entry(block.class).or_default().push(block),
             // These undo themselves.
-            Memory::Virtual(_) | Memory::Native(_) | Memory::Registered(_) | Memory::Known { .. } => {}
+            #[cfg(unix)]
+            Memory::Virtual(_) => {}
+            Memory::Native(_) | Memory::Registered(_) | Memory::Known { .. } => {}
         }
     }
 
@@ -491,6 +498,7 @@ enum Memory {
         address: CUdeviceptr,
     },
     Pinned(PinnedBlock),
+    #[cfg(unix)]
     Virtual(VirtualMemory),
     Native(NativeMemory),
     Registered(Registered),
@@ -516,6 +524,7 @@ impl CudaBuffer {
         match &self.memory {
             Some(Memory::Pool { address }) => *address,
             Some(Memory::Pinned(block)) => block.address,
+            #[cfg(unix)]
             Some(Memory::Virtual(memory)) => memory.address(),
             Some(Memory::Native(memory)) => memory.address(),
             Some(Memory::Registered(registered)) => registered.address,
@@ -530,6 +539,7 @@ impl CudaBuffer {
     }
 
     /// A descriptor for other processes, if the memory was made for that.
+    #[cfg(unix)]
     pub(crate) fn export(&self) -> Option<Result<OwnedFd, DriverError>> {
         match &self.memory {
             Some(Memory::Virtual(memory)) => Some(memory.export()),

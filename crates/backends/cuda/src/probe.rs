@@ -133,9 +133,11 @@ const TRIALS: &[(&str, bool, Prepare)] = &[
         drop(lab.arena.allocate(&BufferDesc::device(64 << 20))?);
         Ok(Box::new(|| Ok(lab.arena.trim_pool()?)))
     }),
+    #[cfg(unix)]
     ("virtual memory: make, map, zero, unmap", false, |lab| {
         Ok(Box::new(|| Ok(lab.arena.allocate_shareable(2 << 20).map(drop)?)))
     }),
+    #[cfg(unix)]
     ("virtual memory: export and import", false, |lab| {
         let memory = lab.arena.allocate_shareable(2 << 20)?;
         Ok(Box::new(move || {

@@ -270,6 +270,8 @@ pub(crate) struct HostBuffer {
     base: NonNull<u8>,
     size: u64,
     kind: MemoryKind,
+    /// Elsewhere it is held for its drop alone.
+    #[cfg_attr(not(target_os = "linux"), expect(dead_code, reason = "memory is exported on Linux only"))]
     owner: Owner,
 }
 

@@ -148,6 +148,25 @@ pub(crate) struct ResidentCore {
 #[derive(Debug, Default)]
 struct Line {
     slices: VecDeque<Queued>,
+    /// Slices below this number touch nothing of the program's any more.
+    obeyed: u64,
+}
+
+impl Line {
+    /// Takes note of the order that a slice obeyed, as the last workgroup to leave it told, and of the last
+    /// slice that ended. Both are a number plus 1.
+    ///
+    /// The slice that tells must have ended itself, since its last stores are under way until then. From there
+    /// on it stands: slices behind it find the order when they begin, and tell of it again before they end.
+    fn note(&mut self, obeyed: u64, ended: u64, told_by: u64) {
+        if ended >= told_by {
+            self.obeyed = self.obeyed.max(obeyed);
+        }
+    }
+
+    fn is_outside(&self) -> bool {
+        self.slices.iter().all(|slice| slice.number < self.obeyed)
+    }
 }
 
 /// A slice in the stream.
@@ -334,11 +353,11 @@ impl ResidentCore {
     fn is_outside(&self) -> bool {
         let settled = self.is_settled();
         let mut line = self.retired();
-        // The device writes both at once. The slice that tells of what was obeyed must have ended itself: until
-        // then its last stores are under way.
+        // The device writes who tells and what was obeyed at once, so what is read last is never older.
         let obeyed = self.control.reached(header::OBEYED);
-        let told = self.control.reached(header::ENDED) >= self.control.reached(header::LAST_LEFT);
-        let outside = settled && line.slices.iter().all(|slice| told && slice.number < obeyed);
+        let ended = self.control.reached(header::ENDED);
+        line.note(obeyed, ended, self.control.reached(header::LAST_LEFT));
+        let outside = settled && line.is_outside();
         if outside {
             // What is left in the line leaves when it begins: the count stands still from here on.
             line.slices.iter_mut().for_each(|slice| self.count(slice));
@@ -745,6 +764,25 @@ mod tests {
         check(132, 128);
         check(20, 19);
         check(1, 0);
+    }
+
+    #[test]
+    fn a_park_stands_while_slices_behind_it_leave() {
+        let queued = |number| Queued { number, longest: Duration::ZERO, is_counted: false };
+        let mut line = Line { slices: [queued(7), queued(8)].into(), obeyed: 0 };
+        let mut note = |obeyed, ended, told_by, expected| {
+            line.note(obeyed, ended, told_by);
+            assert_eq!(line.is_outside(), expected, "obeyed {obeyed}, ended {ended}, told by {told_by}");
+        };
+        note(0, 7, 7, false);
+        // Slice 7 obeys and is still leaving, then is over.
+        note(9, 7, 8, false);
+        note(9, 8, 8, true);
+        // Slice 8 has told the same and is not over.
+        note(9, 8, 9, true);
+        // What is launched next was not told.
+        line.slices = [queued(9)].into();
+        assert!(!line.is_outside());
     }
 
     #[test]

@@ -20,9 +20,9 @@ pub(crate) struct Wish<'a> {
     pub(crate) memcheck: bool,
 }
 
-/// What `memcheck` runs: everything that moves bytes. Under it, calls that return at once elsewhere wait.
-const UNDER_MEMCHECK: [(&str, &str); 3] =
-    [("memcheck copies", "copy::"), ("memcheck memory", "memory::"), ("memcheck transfers", "transfer::")];
+/// What the memory checker runs, and what it leaves out: cases whose kernels fail on purpose.
+const MEMCHECK: &str = "conformance --only cuda --skip kernel::a_failure_stays_in_its_queue \
+    --skip resident::a_failure_ends_it --skip resident::an_early_failure_is_the_answer";
 
 /// Every leg, those first whose failure explains others.
 pub(crate) fn all(wish: &Wish<'_>) -> Vec<Leg> {
@@ -47,12 +47,10 @@ pub(crate) fn all(wish: &Wish<'_>) -> Vec<Leg> {
         leg("pairs", 60, "bench pairs"),
     ];
     if wish.memcheck {
-        legs.extend(UNDER_MEMCHECK.map(|(name, cases)| Leg {
-            name,
+        legs.push(Leg {
             under: words("compute-sanitizer --tool memcheck --report-api-errors no --error-exitcode 9"),
-            args: words(&format!("conformance --only cuda {cases}")),
-            limit_seconds: 300,
-        }));
+            ..leg("memcheck", 300, MEMCHECK)
+        });
     }
     legs
 }
@@ -83,6 +81,6 @@ mod tests {
         let conformance = legs.iter().find(|leg| leg.name == "conformance").unwrap();
         assert_eq!(conformance.args, words("conformance --only cuda --require cuda,2 copy::"));
         let more = all(&Wish { memcheck: true, ..Wish::default() });
-        assert_eq!(more.len(), legs.len() + UNDER_MEMCHECK.len());
+        assert_eq!(more.len(), legs.len() + 1);
     }
 }

@@ -26,6 +26,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new("resident::parks_and_goes_on_with_its_state", parks_and_goes_on_with_its_state)
         .needs(NEEDS)
         .covers(&["Resident::park", "Resident::resume"]),
+    Case::new("resident::a_park_stands", a_park_stands).needs(NEEDS),
     Case::new("resident::serves_the_host", serves_the_host).needs(NEEDS),
     Case::new("resident::lets_other_work_through", lets_other_work_through).needs(NEEDS),
     Case::new("resident::lets_code_and_memory_through", lets_code_and_memory_through).needs(NEEDS),
@@ -116,6 +117,18 @@ fn parks_and_goes_on_with_its_state(cx: &Context) -> Verdict {
         assert!(parked.iter().zip(&before).all(|(now, before)| now >= before), "and keeps its state");
         resident.resume()?;
         assert_eq!(resident.state(), ResidentState::Running);
+    }
+    Ok(resident.stop(within())?)
+}
+
+/// Slices behind the one that was told to leave may still begin and leave; nobody may see that.
+fn a_park_stands(cx: &Context) -> Verdict {
+    let counts = cx.window(0, 8)?;
+    let resident = start(cx, &kernels::counter(), 2, &[Arg::Buffer(&counts)])?;
+    for _ in 0..50 {
+        resident.park(within())?;
+        assert!((0..200).all(|_| resident.state() == ResidentState::Parked));
+        resident.resume()?;
     }
     Ok(resident.stop(within())?)
 }

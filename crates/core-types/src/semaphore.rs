@@ -18,6 +18,9 @@ use crate::{Deadline, DeviceId, Failure, SignalError, WaitError};
 /// A semaphore ends either by being dropped or by *failing*: when the work that would have raised it
 /// cannot happen, it takes the error and hands it to everyone who waits for a value it has not reached.
 /// Values reached before stay reached.
+///
+/// Asking (`value`, `failure`, `poll`) wakes nobody on the caller's stack, even where the answer is new: queues
+/// ask under their own locks, and what they would wake may be themselves.
 pub trait Semaphore: Any + fmt::Debug + Send + Sync {
     /// The device it was made by.
     fn device(&self) -> DeviceId;

@@ -4,7 +4,10 @@ use std::{
     any::Any,
     collections::VecDeque,
     hint,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        atomic::{AtomicU64, Ordering},
+    },
     task::Waker,
     thread,
     time::{Duration, Instant},
@@ -31,6 +34,9 @@ pub(crate) type Wakers = SmallVec<[Waker; 4]>;
 pub(crate) struct CudaSemaphore {
     device: DeviceId,
     timeline: Timeline,
+    /// The last value whose event was seen to be over. The timeline follows when the signal's queue is reaped,
+    /// since raising it wakes others, and whoever only asks for the value may hold locks of their own.
+    seen: AtomicU64,
     reactor: Arc<Reactor>,
     origin: Origin,
     coming: Mutex<Coming>,
@@ -68,6 +74,7 @@ impl CudaSemaphore {
         Self {
             device,
             timeline: Timeline::new(initial),
+            seen: AtomicU64::new(initial),
             reactor: Arc::clone(reactor),
             origin,
             coming: Mutex::default(),
@@ -81,26 +88,37 @@ impl CudaSemaphore {
 
     /// How a stream can come to wait for `value`; the failure, if it will never be reached.
     fn readiness(&self, value: u64) -> Result<Readiness, Arc<Failure>> {
-        if self.timeline.value() >= value {
+        // Failure first: a value reached before a failure must be found after it.
+        let failure = self.timeline.failure();
+        if self.known() >= value {
             return Ok(Readiness::Reached);
+        }
+        if let Some(failure) = failure {
+            return Err(failure);
         }
         if let Some(signal) = self.coming().first_at(value) {
             return Ok(Readiness::Enqueued(signal.clone()));
         }
         // It may have been reached, and its signal forgotten, between the two looks.
-        Ok(if self.poll(value)? { Readiness::Reached } else { Readiness::Unknown })
+        Ok(if self.known() >= value { Readiness::Reached } else { Readiness::Unknown })
+    }
+
+    /// The value, without asking the driver.
+    fn known(&self) -> u64 {
+        // Acquire: what whoever saw the event had seen before is visible to whoever sees the value.
+        self.timeline.value().max(self.seen.load(Ordering::Acquire))
     }
 
     /// Wakes `waker` once a stream can wait for `value`, and when it is reached or has failed.
     fn watch(&self, value: u64, waker: &Waker) {
         let mut coming = self.coming();
         let known = coming.watchers.iter().any(|(other, w)| *other == value && w.will_wake(waker));
-        let enqueued = coming.first_at(value).is_some();
-        if !known && !enqueued {
+        let ready = coming.first_at(value).is_some() || self.known() >= value;
+        if !known && !ready {
             coming.watchers.push((value, waker.clone()));
         }
         drop(coming);
-        if enqueued {
+        if ready {
             waker.wake_by_ref();
         } else {
             self.timeline.wake_when(value, waker.clone());
@@ -116,10 +134,30 @@ impl CudaSemaphore {
         wakers.extend(coming.watchers.extract_if(.., |(wanted, _)| *wanted <= value).map(|(_, w)| w));
     }
 
-    /// Raises the value, whose event is over. Whoever sees it first may say so; the queue does in any case.
-    fn reached(&self, value: u64) {
+    /// Takes note of a value whose event is over, and wakes nobody: the signal's queue does.
+    fn saw(&self, value: u64) {
+        // Release: see `known`. Before the signal goes, so that one of the two is found.
+        self.seen.fetch_max(value, Ordering::Release);
         self.coming().signals.retain(|signal| signal.value > value);
+    }
+
+    /// Raises the value, whose event is over.
+    fn reached(&self, value: u64) {
+        self.saw(value);
+        self.stop_watching(|wanted| wanted <= value);
         self.timeline.raise(value);
+    }
+
+    /// Lets go of queues that the timeline itself wakes.
+    fn stop_watching(&self, is_settled: impl Fn(u64) -> bool) {
+        let settled: Wakers = self
+            .coming()
+            .watchers
+            .extract_if(.., |(wanted, _)| is_settled(*wanted))
+            .map(|(_, w)| w)
+            .collect();
+        // Outside the lock: a queue may go with its waker.
+        drop(settled);
     }
 
     /// Its failure in a process that was forked from its own, where no lock may be taken.
@@ -128,7 +166,7 @@ impl CudaSemaphore {
     }
 
     fn is_settled(&self, value: u64) -> bool {
-        self.timeline.value() >= value || self.timeline.failure().is_some()
+        self.known() >= value || self.timeline.failure().is_some()
     }
 
     /// Looks at the event behind `value` until it is over, for a while.
@@ -137,7 +175,7 @@ impl CudaSemaphore {
         let Ok(_current) = signal.event.context().enter() else { return };
         let start = Instant::now();
         let end = deadline.instant().min(start + LOOK);
-        while self.timeline.value() < value {
+        while self.known() < value {
             match signal.event.is_done() {
                 Ok(false) => {}
                 Ok(true) => return self.reached(signal.value),
@@ -180,19 +218,17 @@ impl Semaphore for CudaSemaphore {
     /// Asks the driver about the next value to come, so that a program that polls sees it at once.
     fn value(&self) -> u64 {
         if self.origin.is_left() {
-            return self.timeline.value();
+            return self.known();
         }
         let next = self.coming().signals.front().cloned();
         if let Some(signal) = next
             && let Ok(_current) = signal.event.context().enter()
+            // An error is for the signal's queue to find, which the reactor looks after.
+            && let Ok(true) = signal.event.is_done()
         {
-            match signal.event.is_done() {
-                Ok(false) => {}
-                Ok(true) => self.reached(signal.value),
-                Err(_) => signal.ask_queue(),
-            }
+            self.saw(signal.value);
         }
-        self.timeline.value()
+        self.known()
     }
 
     fn failure(&self) -> Option<Arc<Failure>> {
@@ -211,31 +247,39 @@ impl Semaphore for CudaSemaphore {
         if let Some(failure) = self.left() {
             return Err(SignalError::Failed(failure));
         }
-        self.timeline.signal(value)
+        let (current, failure) = (self.known(), self.timeline.failure());
+        // What was seen and not raised yet is reached all the same.
+        if current >= value && failure.is_none() {
+            return Err(SignalError::NotIncreasing { value, current });
+        }
+        self.timeline.signal(value)?;
+        self.stop_watching(|wanted| wanted <= value);
+        Ok(())
     }
 
     fn fail(&self, failure: Arc<Failure>) {
         if !self.origin.is_left() {
             self.timeline.fail(failure);
+            self.stop_watching(|_| true);
         }
     }
 
     fn wait(&self, value: u64, deadline: Deadline) -> Result<(), WaitError> {
-        if let Some(failure) = self.left().filter(|_| self.timeline.value() < value) {
+        if let Some(failure) = self.left().filter(|_| self.known() < value) {
             return Err(WaitError::Failed(failure));
         }
         if !self.is_settled(value) {
             self.look(value, deadline);
         }
-        if self.is_settled(value) {
-            return self.timeline.wait(value, deadline);
+        if self.known() >= value {
+            return Ok(());
         }
         let _attention = self.reactor.attend();
         self.timeline.wait(value, deadline)
     }
 
     fn wake_when(&self, value: u64, waker: Waker) {
-        if self.origin.is_left() {
+        if self.origin.is_left() || self.known() >= value {
             return waker.wake();
         }
         self.timeline.wake_when(value, waker);

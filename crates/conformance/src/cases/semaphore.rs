@@ -9,12 +9,15 @@ use std::{
     time::Instant,
 };
 
-use warpweft_core_types::{Backend, Deadline, Failure, Features, SemaphorePoint, SignalError, WaitError};
+use warpweft_core_types::{
+    Arg, Backend, Deadline, Failure, Features, Launch, Op, SemaphorePoint, SignalError, WaitError,
+};
 use warpweft_host::HostBackend;
 
 use crate::{
     context::{Context, MOMENT, PATIENCE, gate},
     harness::{Case, Verdict},
+    kernels,
 };
 
 pub(super) const CASES: &[Case] = &[
@@ -41,6 +44,10 @@ pub(super) const CASES: &[Case] = &[
     Case::new("semaphore::orders_devices", orders_devices).devices(2),
     Case::new("semaphore::orders_backends", orders_backends),
     Case::new("semaphore::a_wait_may_come_before_its_signal", a_wait_may_come_before_its_signal),
+    Case::new("semaphore::waits_that_come_first_again_and_again", waits_come_first_again_and_again),
+    Case::new("semaphore::two_backends_wait_for_each_other", two_backends_wait_for_each_other),
+    Case::new("semaphore::a_failure_comes_before_a_signal_under_way", a_failure_comes_first)
+        .needs(Features::HOST_VISIBLE_MEMORY),
     Case::new("semaphore::a_long_chain_ends", a_long_chain_ends).devices(2),
 ];
 
@@ -169,6 +176,51 @@ fn a_wait_may_come_before_its_signal(cx: &Context) -> Verdict {
     let (_, consumed) = consumer.submit(std::slice::from_ref(&coming), &[])?;
     producer.submit(&[], &[])?;
     Ok(consumed.wait(PATIENCE)?)
+}
+
+/// Whoever looks at a value under a lock of its own must not be woken on its own stack.
+fn waits_come_first_again_and_again(cx: &Context) -> Verdict {
+    let (consumer, producer) = (cx.lane(0)?, cx.lane(0)?);
+    let mut last = None;
+    for value in 1..=300 {
+        let coming = SemaphorePoint::new(&producer.semaphore, value);
+        last = Some(consumer.submit(std::slice::from_ref(&coming), &[])?.1);
+        producer.submit(&[], &[])?;
+    }
+    Ok(last.ok_or("there was a round")?.wait(PATIENCE)?)
+}
+
+/// The same across backends, with a second wait that the host ends.
+fn two_backends_wait_for_each_other(cx: &Context) -> Verdict {
+    let stranger = HostBackend::with_devices(1)?.open(0, Features::empty())?;
+    let (theirs, ours) = (crate::context::Lane::new(&stranger)?, cx.lane(0)?);
+    let gates = [stranger.create_semaphore(0)?, cx.device(0).create_semaphore(0)?];
+    for value in 1..=100 {
+        let (_, produced) = ours.submit(&[], &[])?;
+        let gates = gates.each_ref().map(|gate| SemaphorePoint::new(gate, value));
+        let (_, taken) = theirs.submit(&[produced, gates[0].clone()], &[])?;
+        let (_, back) = ours.submit(&[taken, gates[1].clone()], &[])?;
+        for gate in &gates {
+            gate.semaphore.signal(value)?;
+        }
+        back.wait(PATIENCE)?;
+    }
+    Ok(())
+}
+
+fn a_failure_comes_first(cx: &Context) -> Verdict {
+    let (kernel, word) = (cx.kernel(0, &kernels::blocking())?, cx.window(0, 4)?);
+    let (producer, consumer) = (cx.lane(0)?, cx.lane(0)?);
+    let args = [Arg::Buffer(&word)];
+    let (_, coming) = producer.submit(&[], &[Op::Launch(Launch::new(&kernel, [1; 3], &args)?)])?;
+    coming.semaphore.fail(Arc::new(Failure::Cancelled));
+    let (_, consumed) = consumer.submit(std::slice::from_ref(&coming), &[])?;
+    word.write(&1_u32.to_le_bytes())?;
+    let outcome = consumed.wait(PATIENCE);
+    let cancelled =
+        |error: &WaitError| matches!(error, WaitError::Failed(why) if matches!(**why, Failure::Cancelled));
+    assert!(outcome.as_ref().is_err_and(cancelled), "{outcome:?}");
+    Ok(())
 }
 
 /// Two devices that wait for each other by turns.

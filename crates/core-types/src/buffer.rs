@@ -79,6 +79,12 @@ pub trait Buffer: Any + fmt::Debug + Send + Sync {
 
     /// The host's window into it; `None` unless [`MemoryKind::is_host_visible`].
     fn mapping(&self) -> Option<HostMapping<'_>>;
+
+    /// Its first byte in the address space of the process, where memory of a device that several buffers may
+    /// stand for has a place there. It is compared and never followed.
+    fn unified_address(&self) -> Option<u64> {
+        None
+    }
 }
 
 /// Host memory that owners outside this process's Rust code (devices, other threads) may write at any time.
@@ -237,7 +243,12 @@ impl BufferView {
                 let start = mapping.as_ptr().addr() as u64 + self.offset;
                 MemoryPlace { space: 0, bytes: start..start + self.size }
             }
-            None => MemoryPlace { space: Arc::as_ptr(&self.buffer).addr(), bytes: self.range() },
+            None => match self.buffer.unified_address() {
+                Some(base) => {
+                    MemoryPlace { space: 0, bytes: base + self.offset..base + self.offset + self.size }
+                }
+                None => MemoryPlace { space: Arc::as_ptr(&self.buffer).addr(), bytes: self.range() },
+            },
         }
     }
 

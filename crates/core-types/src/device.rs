@@ -309,6 +309,7 @@ impl HostMemory {
     ///
     /// - They are valid for reads and writes until the last clone of `owner` is dropped.
     /// - No Rust reference to any of them exists until then.
+    /// - If another library has pinned them for devices, they stay pinned until then.
     #[expect(unsafe_code, reason = "the duties are the caller's; nothing is done here")]
     pub unsafe fn new(base: NonNull<u8>, len: usize, owner: Arc<dyn Any + Send + Sync>) -> Self {
         Self { base, len, owner }

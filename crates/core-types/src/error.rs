@@ -253,6 +253,18 @@ pub enum LoadError {
         /// The name.
         name: String,
     },
+    /// The driver would wait for a resident kernel that does not return. Nothing was loaded; stop the resident.
+    #[error(
+        "code cannot be loaded on {device} beside resident {kernel:?}, whose workgroup {workgroup} does not return"
+    )]
+    Unparkable {
+        /// The device asked.
+        device: DeviceId,
+        /// The resident's kernel.
+        kernel: String,
+        /// A workgroup that is inside it.
+        workgroup: u32,
+    },
     /// The device is lost.
     #[error("{0}")]
     Failed(Arc<Failure>),
@@ -736,6 +748,7 @@ impl LoadError {
             | Self::MissingSymbol { .. }
             | Self::NoSuchKernel { .. }
             | Self::DuplicateKernel { .. } => ErrorClass::Usage,
+            Self::Unparkable { .. } => ErrorClass::Transient,
             Self::Failed(failure) => failure.class(),
             Self::Driver(_) => ErrorClass::Internal,
         }

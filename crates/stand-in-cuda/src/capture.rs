@@ -1,6 +1,7 @@
 //! Capturing: work that goes into a stream becomes nodes of a graph and does not run.
 
 use std::{
+    cell::Cell,
     ffi::c_int,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -13,7 +14,7 @@ use crate::{
     context::current,
     exports::{Code, Outcome, Raw, exports},
     graph::Graph,
-    machine::Machine,
+    machine::{Machine, running},
     stream::Stream,
     task::Task,
 };
@@ -35,6 +36,30 @@ enum Mode {
     Global,
     ThreadLocal,
     Relaxed,
+}
+
+impl Mode {
+    fn of(mode: c_int) -> Result<Self, Code> {
+        match mode {
+            0 => Ok(Self::Global),
+            1 => Ok(Self::ThreadLocal),
+            2 => Ok(Self::Relaxed),
+            _ => Err(Code::INVALID_VALUE),
+        }
+    }
+
+    const fn code(self) -> c_int {
+        match self {
+            Self::Global => 0,
+            Self::ThreadLocal => 1,
+            Self::Relaxed => 2,
+        }
+    }
+}
+
+thread_local! {
+    /// Whose captures this thread's calls may end.
+    static MODE: Cell<Mode> = const { Cell::new(Mode::Global) };
 }
 
 /// `CUstreamCaptureStatus`.
@@ -81,13 +106,13 @@ impl Captures {
     /// Refuses a call that may wait for a device, if a capture forbids it to this thread; that is the end of the
     /// capture.
     pub(crate) fn forbid(&self) -> Outcome {
-        let here = thread::current().id();
+        let (here, own_mode) = (thread::current().id(), MODE.get());
         let mut outcome = Ok(());
         for capture in self.list().iter() {
-            let forbids = match capture.mode {
-                Mode::Global => true,
-                Mode::ThreadLocal => capture.thread == here,
-                Mode::Relaxed => false,
+            let forbids = match (own_mode, capture.mode) {
+                (Mode::Relaxed, _) | (_, Mode::Relaxed) => false,
+                (Mode::Global, Mode::Global) => true,
+                (Mode::ThreadLocal, _) | (_, Mode::ThreadLocal) => capture.thread == here,
             };
             if forbids {
                 outcome = Err(capture.refuse(Code::STREAM_CAPTURE_UNSUPPORTED));
@@ -112,12 +137,7 @@ exports! {
     fn cuStreamBeginCapture_v2(val stream: Raw, val mode: c_int) {
         let here = current()?;
         let _turn = here.enter();
-        let mode = match mode {
-            0 => Mode::Global,
-            1 => Mode::ThreadLocal,
-            2 => Mode::Relaxed,
-            _ => return Err(Code::INVALID_VALUE),
-        };
+        let mode = Mode::of(mode)?;
         // The default stream is many programs' at once.
         if stream.addr() <= 2 {
             return Err(Code::STREAM_CAPTURE_UNSUPPORTED);
@@ -132,6 +152,12 @@ exports! {
         here.machine.captures.list().push(Arc::clone(&capture));
         stream.set_capture(Some(capture));
         Ok(())
+    }
+
+    fn cuThreadExchangeStreamCaptureMode(out mode: c_int) {
+        let _machine = running()?;
+        let new = Mode::of(mode.get()?)?;
+        mode.set(MODE.replace(new).code())
     }
 
     fn cuStreamEndCapture(val stream: Raw, out graph: Raw) {

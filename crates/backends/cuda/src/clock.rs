@@ -68,16 +68,12 @@ impl Clock {
         Self::of_image(context, arena, Image::of_ptx(context, cache, capability, PTX).map_err(not_loaded)?)
     }
 
-    /// The same from machine code.
-    pub(crate) fn of_cubin(
+    /// The same from code that is loaded.
+    pub(crate) fn of_image(
         context: &Arc<Context>,
         arena: &Arc<Arena>,
-        cubin: &[u8],
+        image: Image,
     ) -> Result<Arc<Self>, OpenError> {
-        Self::of_image(context, arena, Image::load(context, cubin).map_err(not_loaded)?)
-    }
-
-    fn of_image(context: &Arc<Context>, arena: &Arc<Arena>, image: Image) -> Result<Arc<Self>, OpenError> {
         let find = |name: &str, params: &[Param]| {
             image.function(&KernelContract::new(name, params), Vec::new).map_err(not_loaded)
         };

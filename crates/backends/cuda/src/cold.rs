@@ -1,22 +1,25 @@
 //! Calls that the driver makes wait for resident kernels, all of them, and the gate they go through.
 //!
 //! While a kernel is resident, loading or unloading code and freeing pinned memory wait until it returns,
-//! and with them every other call of the context. Residents are slices, so these calls get through; here
-//! they also ask the residents for short slices, so that it is soon.
+//! and with them every other call of the context. Residents are slices, so these calls get through. They do it
+//! in an exclusive section: residents hurry, and each shows that it returns by ending a slice, or the call is
+//! not made; then whoever only asks the driver something stays away until the call is over, since a question
+//! would take as long and its asker may have a deadline.
 
 use std::{
+    error::Error,
     ffi::{CStr, c_int, c_uint, c_void},
-    io,
+    fmt, hint, io,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU32, AtomicU64, Ordering},
     },
-    thread,
+    thread::{self, Thread},
     time::{Duration, Instant},
 };
 
 use cudarc::driver::sys::{CUfunc_st, CUjit_option, CUjitInputType, CUlinkState_st, CUmod_st};
-use warpweft_core_types::{DriverError, HostMemory};
+use warpweft_core_types::{Deadline, DriverError, HostMemory};
 
 use crate::{
     context::Context,
@@ -33,10 +36,21 @@ const WATCH: Duration = Duration::from_micros(50);
 /// After a resident was held up by a call that nobody announced, more such calls are expected for this long.
 const WARY: Duration = Duration::from_millis(5);
 
+/// A resident that ends no slice for this long keeps calls that would wait for it from being made.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// Questions take microseconds. One that takes longer is itself held up, by a call that nobody announced.
+const QUESTION: Duration = Duration::from_millis(1);
+
 /// Cold calls under way, and the residents that should know.
 #[derive(Debug)]
 pub(crate) struct ColdGate {
+    /// Calls that residents hurry for.
     pending: AtomicU32,
+    /// Calls of ours that hold the context, or are about to.
+    holding: AtomicU32,
+    /// Threads that ask the driver something.
+    asking: AtomicU32,
     epoch: Instant,
     /// Until when slices stay short because of calls that were not announced, in nanoseconds since the epoch.
     wary_until: AtomicU64,
@@ -45,20 +59,30 @@ pub(crate) struct ColdGate {
 
 #[derive(Debug, Default)]
 struct State {
-    residents: Vec<Weak<ResidentCore>>,
-    /// The watch runs while there are residents.
-    is_watched: bool,
+    /// Residents whose feeder has not ended.
+    residents: Vec<Arc<ResidentCore>>,
+    /// Runs while there are residents; sleeps while all are parked.
+    watch: Option<Thread>,
 }
 
 impl Default for ColdGate {
     fn default() -> Self {
         Self {
             pending: AtomicU32::new(0),
+            holding: AtomicU32::new(0),
+            asking: AtomicU32::new(0),
             epoch: Instant::now(),
             wary_until: AtomicU64::new(0),
             state: Mutex::default(),
         }
     }
+}
+
+/// A resident that does not return, so that the driver would wait for it, nobody knows how long.
+#[derive(Debug, Clone)]
+pub(crate) struct Unparkable {
+    pub(crate) kernel: String,
+    pub(crate) workgroup: u32,
 }
 
 impl ColdGate {
@@ -73,60 +97,91 @@ impl ColdGate {
     /// Takes a resident in, and sees to it that somebody watches over it.
     pub(crate) fn add(self: &Arc<Self>, resident: &Arc<ResidentCore>) -> io::Result<()> {
         let mut state = self.state();
-        state.residents.retain(|known| known.strong_count() > 0);
-        state.residents.push(Arc::downgrade(resident));
-        if !state.is_watched {
+        if state.watch.is_none() {
             let gate = Arc::clone(self);
-            thread::Builder::new().name("cuda/watch".to_owned()).spawn(move || gate.watch())?;
-            state.is_watched = true;
+            let watch = thread::Builder::new().name("cuda/watch".to_owned()).spawn(move || gate.watch())?;
+            state.watch = Some(watch.thread().clone());
         }
+        state.residents.push(Arc::clone(resident));
         Ok(())
+    }
+
+    /// Lets a resident go whose slices are over. Its feeder drops it, which is a thread that can stand a wait.
+    pub(crate) fn remove(&self, resident: &ResidentCore) {
+        let mut state = self.state();
+        let gone = state.residents.extract_if(.., |known| std::ptr::eq(Arc::as_ptr(known), resident));
+        let gone: Vec<_> = gone.collect();
+        drop(state);
+        drop(gone);
+    }
+
+    /// Wakes the watch, if it sleeps: a resident goes on.
+    pub(crate) fn wake_watch(&self) {
+        if let Some(watch) = &self.state().watch {
+            watch.unpark();
+        }
     }
 
     /// Lets residents hurry when a call that was not announced holds up one of them. Neither looking nor
     /// hurrying calls the driver, which would hold up this thread too.
     fn watch(&self) {
         loop {
-            thread::sleep(WATCH);
             let mut state = self.state();
-            state.residents.retain(|known| known.strong_count() > 0);
             if state.residents.is_empty() {
-                state.is_watched = false;
+                state.watch = None;
                 return;
             }
-            let residents: Vec<_> = state.residents.iter().filter_map(Weak::upgrade).collect();
-            drop(state);
-            // Ours are announced, and have hurried everybody already.
-            if self.pending.load(Ordering::SeqCst) == 0 && residents.iter().any(|held| held.is_held_up()) {
+            // SeqCst, as in `is_awaited`. Calls of ours are announced, and have hurried everybody already.
+            let is_ours = self.pending.load(Ordering::SeqCst) != 0;
+            if !is_ours && state.residents.iter().any(|resident| resident.is_held_up()) {
                 let until = self.now() + u64::try_from(WARY.as_nanos()).unwrap_or(u64::MAX);
+                // Relaxed: a hint.
                 self.wary_until.store(until, Ordering::Relaxed);
-                residents.iter().for_each(|resident| resident.hurry());
+                state.residents.iter().for_each(|resident| resident.hurry());
+            }
+            let all_rest = state.residents.iter().all(|resident| resident.rests());
+            drop(state);
+            if all_rest {
+                thread::park_timeout(Duration::from_secs(1));
+            } else {
+                thread::sleep(WATCH);
             }
         }
     }
 
     /// Makes residents hurry until the result is dropped.
     pub(crate) fn open(self: &Arc<Self>) -> Opened {
-        self.begin();
-        Opened(Arc::clone(self))
+        Opened { _hurried: Hurried::begin(Arc::clone(self)) }
     }
 
-    fn begin(&self) {
-        self.pending.fetch_add(1, Ordering::SeqCst);
-        let state = self.state();
-        state.residents.iter().filter_map(Weak::upgrade).for_each(|resident| resident.hurry());
+    /// The same around a call that is not known to hold the context.
+    fn beside<R>(&self, call: impl FnOnce() -> R) -> R {
+        let _hurried = Hurried::begin(self);
+        call()
     }
 
-    fn end(&self) {
-        self.pending.fetch_sub(1, Ordering::SeqCst);
+    /// Does a cold call in an exclusive section.
+    fn pass<R>(&self, call: impl FnOnce() -> R) -> Result<R, Unparkable> {
+        let _hurried = Hurried::begin(self);
+        self.wait_for_boundaries()?;
+        let _held = Held::begin(self);
+        Ok(call())
     }
 
-    /// Does a cold call while the residents hurry.
-    fn pass<R>(&self, call: impl FnOnce() -> R) -> R {
-        self.begin();
-        let result = call();
-        self.end();
-        result
+    /// Waits until every resident has shown that it returns.
+    fn wait_for_boundaries(&self) -> Result<(), Unparkable> {
+        let residents: Vec<_> =
+            self.state().residents.iter().map(|known| (Arc::clone(known), known.slices_over())).collect();
+        let deadline = Deadline::within(PATIENCE);
+        residents.iter().try_for_each(|(resident, before)| resident.wait_for_boundary(*before, deadline))
+    }
+
+    /// Leave to ask the driver something, unless a cold call holds the context.
+    pub(crate) fn ask(&self) -> Option<Asking<'_>> {
+        // SeqCst, with `Held::begin`: either this thread sees the call, or the call sees this thread.
+        self.asking.fetch_add(1, Ordering::SeqCst);
+        let asking = Asking(self);
+        (self.holding.load(Ordering::SeqCst) == 0).then_some(asking)
     }
 
     fn now(&self) -> u64 {
@@ -134,57 +189,136 @@ impl ColdGate {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
+        // Only code of this crate runs under the lock: no driver, no drop of a resident.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// Residents hurry while it lives.
 #[derive(Debug)]
-pub(crate) struct Opened(Arc<ColdGate>);
+struct Hurried<G: AsRef<ColdGate>>(G);
 
-impl Drop for Opened {
-    fn drop(&mut self) {
-        self.0.end();
+impl<G: AsRef<ColdGate>> Hurried<G> {
+    fn begin(gate: G) -> Self {
+        // SeqCst, as in `is_awaited`.
+        gate.as_ref().pending.fetch_add(1, Ordering::SeqCst);
+        gate.as_ref().state().residents.iter().for_each(|resident| resident.hurry());
+        Self(gate)
     }
 }
 
-/// Why an image was not loaded: the driver's code, and its compiler's words.
+impl<G: AsRef<ColdGate>> Drop for Hurried<G> {
+    fn drop(&mut self) {
+        self.0.as_ref().pending.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+impl AsRef<Self> for ColdGate {
+    fn as_ref(&self) -> &Self {
+        self
+    }
+}
+
+/// What [`ColdGate::open`] gives.
 #[derive(Debug)]
-pub(crate) struct ImageError {
-    pub(crate) error: DriverError,
-    pub(crate) log: String,
+pub(crate) struct Opened {
+    _hurried: Hurried<Arc<ColdGate>>,
+}
+
+/// The context is ours while it lives.
+struct Held<'a>(&'a ColdGate);
+
+impl<'a> Held<'a> {
+    fn begin(gate: &'a ColdGate) -> Self {
+        // SeqCst: see `ask`.
+        gate.holding.fetch_add(1, Ordering::SeqCst);
+        let start = Instant::now();
+        while gate.asking.load(Ordering::SeqCst) != 0 && start.elapsed() < QUESTION {
+            hint::spin_loop();
+        }
+        Self(gate)
+    }
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        self.0.holding.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// A thread asks the driver something while it lives.
+pub(crate) struct Asking<'a>(&'a ColdGate);
+
+impl Drop for Asking<'_> {
+    fn drop(&mut self) {
+        self.0.asking.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// Why a cold call did not do what it should.
+#[derive(Debug)]
+pub(crate) enum ColdError {
+    /// It was not made.
+    Unparkable(Unparkable),
+    /// The driver's code, and its compiler's words.
+    Driver { error: DriverError, log: String },
+}
+
+impl fmt::Display for ColdError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unparkable(resident) => write!(f, "resident {:?} does not return", resident.kernel),
+            Self::Driver { error, log } if log.is_empty() => write!(f, "{error}"),
+            Self::Driver { error, log } => write!(f, "{error}: {log}"),
+        }
+    }
+}
+
+impl Error for ColdError {}
+
+impl From<DriverError> for ColdError {
+    fn from(error: DriverError) -> Self {
+        Self::Driver { error, log: String::new() }
+    }
+}
+
+impl From<Unparkable> for ColdError {
+    fn from(resident: Unparkable) -> Self {
+        Self::Unparkable(resident)
+    }
 }
 
 /// Has the driver's compiler make a CUBIN of PTX for the device of the context.
 ///
 /// Not known to wait for residents; it counts as cold because nobody has shown that it never does.
-pub(crate) fn assemble(context: &Context, ptx: &CStr) -> Result<Vec<u8>, ImageError> {
-    let plain = |error| ImageError { error, log: String::new() };
-    let _current = context.enter().map_err(plain)?;
-    context.cold.pass(|| {
+/// It takes long for other reasons, so nobody is kept from asking meanwhile.
+pub(crate) fn assemble(context: &Context, ptx: &CStr) -> Result<Vec<u8>, ColdError> {
+    let _current = context.enter()?;
+    context.cold.beside(|| {
         let mut words = Words::new();
-        let linker = Linker::create(context, &mut words).map_err(plain)?;
+        let linker = Linker::create(context, &mut words)?;
         let made = linker.assemble(ptx);
         // The linker writes its words until it is gone.
         drop(linker);
-        made.map_err(|error| ImageError { error, log: words.text() })
+        made.map_err(|error| ColdError::Driver { error, log: words.text() })
     })
 }
 
 /// A compiler's words, and the options that lead it to them. They stay where they are while it works.
 struct Words {
-    log: Box<[u8; LOG_BYTES]>,
+    log: Vec<u8>,
     options: [c_int; 2],
     values: [*mut c_void; 2],
 }
 
 impl Words {
     fn new() -> Self {
-        let mut log = Box::new([0; LOG_BYTES]);
+        let mut log = vec![0; LOG_BYTES];
         let options = [
             CUjit_option::CU_JIT_ERROR_LOG_BUFFER as c_int,
             CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES as c_int,
         ];
+        // A vector's memory stays where it is, and reachable by this pointer, when the vector moves.
         let values = [log.as_mut_ptr().cast(), std::ptr::without_provenance_mut(LOG_BYTES)];
         Self { log, options, values }
     }
@@ -241,9 +375,8 @@ impl Drop for Linker<'_> {
 
 /// Loads a CUBIN.
 #[expect(unsafe_code, reason = "calls the driver")]
-pub(crate) fn load_image(context: &Context, image: &[u8]) -> Result<Handle<CUmod_st>, ImageError> {
-    let plain = |error| ImageError { error, log: String::new() };
-    let _current = context.enter().map_err(plain)?;
+pub(crate) fn load_image(context: &Context, image: &[u8]) -> Result<Handle<CUmod_st>, ColdError> {
+    let _current = context.enter()?;
     let mut words = Words::new();
     let loaded = context.cold.pass(|| {
         let (options, values) = (words.options.as_mut_ptr(), words.values.as_mut_ptr());
@@ -253,8 +386,8 @@ pub(crate) fn load_image(context: &Context, image: &[u8]) -> Result<Handle<CUmod
             // call returns. That the code is sound was asserted with `with_foreign`.
             unsafe { context.driver.module_load_data(raw, image.as_ptr().cast(), 2, options, values) }
         })
-    });
-    loaded.map_err(|error| ImageError { error, log: words.text() })
+    })?;
+    loaded.map_err(|error| ColdError::Driver { error, log: words.text() })
 }
 
 /// Finds an entry point; under lazy loading this is what brings its code to the device.
@@ -263,14 +396,15 @@ pub(crate) fn function(
     context: &Context,
     module: Handle<CUmod_st>,
     name: &CStr,
-) -> Result<Handle<CUfunc_st>, DriverError> {
+) -> Result<Handle<CUfunc_st>, ColdError> {
     let _current = context.enter()?;
-    context.cold.pass(|| {
+    let found = context.cold.pass(|| {
         created("cuModuleGetFunction", |raw| {
             // SAFETY: the module is loaded in this context (the caller holds it), the name is terminated.
             unsafe { context.driver.module_get_function(raw, module.raw(), name.as_ptr()) }
         })
-    })
+    })?;
+    Ok(found?)
 }
 
 /// Unloads a module on the device's service thread, since it may wait.
@@ -282,34 +416,44 @@ pub(crate) fn function(
 #[expect(unsafe_code, reason = "calls the driver")]
 pub(crate) unsafe fn unload(context: &Arc<Context>, module: Handle<CUmod_st>) {
     let owner = Arc::clone(context);
-    context.serve(move || {
-        // SAFETY: the caller's duties; an error leaves the module loaded, which harms nobody.
-        let _unloaded = unsafe { unload_now(&owner, module) };
-    });
+    // SAFETY: the caller's duties; an error leaves the module loaded, which harms nobody.
+    serve_until_made(context, move || unsafe { unload_now(&owner, module) });
 }
 
 /// Unloads a module on this thread.
 ///
 /// # Safety
 ///
-/// - As for [`unload`].
+/// - As for [`unload`], unless the call was not made.
 #[expect(unsafe_code, reason = "calls the driver")]
-pub(crate) unsafe fn unload_now(context: &Context, module: Handle<CUmod_st>) -> Result<(), DriverError> {
+pub(crate) unsafe fn unload_now(context: &Context, module: Handle<CUmod_st>) -> Result<(), ColdError> {
     let _current = context.enter()?;
     // SAFETY: the caller's duties.
-    context.cold.pass(|| unsafe { context.driver.module_unload(module.raw()) })
+    Ok(context.cold.pass(|| unsafe { context.driver.module_unload(module.raw()) })??)
 }
 
-/// Gives pinned memory back to the system.
+/// Gives pinned memory back to the system on the device's service thread, since it may wait.
 ///
 /// # Safety
 ///
 /// - It came from `cuMemHostAlloc`, nothing uses it any more, and it is not freed again.
 #[expect(unsafe_code, reason = "calls the driver")]
-pub(crate) unsafe fn free_pinned(context: &Context, pointer: *mut c_void) -> Result<(), DriverError> {
+pub(crate) unsafe fn free_pinned(context: &Arc<Context>, pointer: Handle<c_void>) {
+    let owner = Arc::clone(context);
+    // SAFETY: the caller's duties; an error leaves the memory where it is, which harms nobody.
+    serve_until_made(context, move || unsafe { free_pinned_now(&owner, pointer) });
+}
+
+/// Gives pinned memory back on this thread.
+///
+/// # Safety
+///
+/// - As for [`free_pinned`], unless the call was not made.
+#[expect(unsafe_code, reason = "calls the driver")]
+pub(crate) unsafe fn free_pinned_now(context: &Context, pointer: Handle<c_void>) -> Result<(), ColdError> {
     let _current = context.enter()?;
     // SAFETY: the caller's duties.
-    context.cold.pass(|| unsafe { context.driver.mem_free_host(pointer) })
+    Ok(context.cold.pass(|| unsafe { context.driver.mem_free_host(pointer.raw()) })??)
 }
 
 /// Makes host memory of another owner known to the device.
@@ -329,37 +473,24 @@ pub(crate) unsafe fn register(
     unsafe { context.driver.mem_host_register(pointer, size, flags) }
 }
 
-/// Undoes [`register`] on the device's service thread, since it may wait, then lets `owner` go.
+/// Undoes [`register`] on this thread. The driver refuses what is not registered.
 ///
 /// # Safety
 ///
-/// - The memory was registered once, no work uses it any more, and it is not unregistered again.
+/// - The memory is what [`register`] was given, and no work uses it any more.
 #[expect(unsafe_code, reason = "calls the driver")]
-pub(crate) unsafe fn unregister(context: &Arc<Context>, memory: HostMemory) {
-    let own = Arc::clone(context);
-    context.serve(move || {
-        // An error leaves it registered.
-        let _done = unregister_now(&own, &memory);
-        drop(memory);
-    });
-}
-
-/// Undoes [`register`] on this thread. The driver refuses what is not registered.
-#[expect(unsafe_code, reason = "calls the driver")]
-pub(crate) fn unregister_now(context: &Context, memory: &HostMemory) -> Result<(), DriverError> {
+pub(crate) unsafe fn unregister(context: &Context, memory: &HostMemory) -> Result<(), ColdError> {
     let _current = context.enter()?;
     let pointer = memory.base().as_ptr().cast();
-    // SAFETY: the memory lives while `memory` is borrowed. Unregistering frees nothing, and work that still used
-    // the registration would find the driver waiting for it.
-    context.cold.pass(|| unsafe { context.driver.mem_host_unregister(pointer) })
+    // SAFETY: the caller's duties; the memory lives while `memory` is borrowed.
+    Ok(context.cold.pass(|| unsafe { context.driver.mem_host_unregister(pointer) })??)
 }
 
-/// Registers memory that is never given back, so that it may stay registered.
-#[expect(unsafe_code, reason = "calls the driver")]
-pub(crate) fn register_for_good(context: &Context, memory: HostMemory) -> Result<(), DriverError> {
-    let (pointer, len) = (memory.base().as_ptr().cast(), memory.len());
-    // Its owner is not let go.
-    std::mem::forget(memory);
-    // SAFETY: the memory stays valid, since its owner lives for good.
-    unsafe { register(context, pointer, len, 0) }
+/// Makes a cold call on the device's service thread, however long residents keep it from being made.
+pub(crate) fn serve_until_made(
+    context: &Arc<Context>,
+    mut call: impl FnMut() -> Result<(), ColdError> + Send + 'static,
+) {
+    // Each round waits for the residents.
+    context.serve(move || while matches!(call(), Err(ColdError::Unparkable(_))) {});
 }

@@ -3,6 +3,7 @@
 
 use std::{
     any::Any,
+    ffi::c_int,
     fmt, ptr,
     sync::{
         Arc, OnceLock,
@@ -20,6 +21,9 @@ use crate::{
     fork,
     interop::CONTEXT,
 };
+
+/// `CU_STREAM_CAPTURE_MODE_RELAXED`.
+const RELAXED: c_int = 2;
 
 /// Work for the thread that can stand a wait.
 type Job = Box<dyn FnOnce() + Send>;
@@ -147,11 +151,25 @@ impl Context {
 
     /// Makes the context current on this thread until the guard is dropped, and then whatever was before:
     /// the program's own CUDA code finds its thread as it left it.
+    ///
+    /// Meanwhile what this thread calls is no matter of captures that others have under way anywhere. Without
+    /// that a question about one of our events would end a capture of theirs, and fail.
     #[expect(unsafe_code, reason = "calls the driver")]
     pub(crate) fn enter(&self) -> Result<Entered<'_>, DriverError> {
+        let mut entered = self.enter_for_others()?;
+        let mut mode = RELAXED;
+        // SAFETY: one integer is read and written on this stack frame.
+        unsafe { self.driver.exchange_capture_mode(&mut mode) }?;
+        entered.capture_mode = Some(mode);
+        Ok(entered)
+    }
+
+    /// The same for code of others, which is bound by captures as they are.
+    #[expect(unsafe_code, reason = "calls the driver")]
+    pub(crate) fn enter_for_others(&self) -> Result<Entered<'_>, DriverError> {
         // SAFETY: the context is retained as long as `self` lives, which the guard borrows.
         unsafe { self.driver.context_push(self.raw.raw()) }?;
-        Ok(Entered { context: self })
+        Ok(Entered { context: self, capture_mode: None })
     }
 
     /// Does `job` on a thread of the device's own, for calls that may wait long.
@@ -216,15 +234,22 @@ impl Drop for Context {
 #[derive(Debug)]
 pub(crate) struct Entered<'a> {
     context: &'a Context,
+    /// The thread's mode before, if it was changed.
+    capture_mode: Option<c_int>,
 }
 
 impl Drop for Entered<'_> {
     #[expect(unsafe_code, reason = "calls the driver")]
     fn drop(&mut self) {
+        let driver = &self.context.driver;
+        if let Some(mode) = &mut self.capture_mode {
+            // SAFETY: one integer is read and written where this guard is.
+            let _restored = unsafe { driver.exchange_capture_mode(mode) };
+        }
         let mut popped = ptr::null_mut();
         // SAFETY: pushed by `enter` on this thread (the guard holds a borrow and is never sent, since it
         // is only ever a local); the result is written to this stack frame.
-        let _popped = unsafe { self.context.driver.context_pop(&mut popped) };
+        let _popped = unsafe { driver.context_pop(&mut popped) };
     }
 }
 

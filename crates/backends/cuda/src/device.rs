@@ -255,7 +255,7 @@ impl Device for CudaDevice {
     }
 
     fn allocate(&self, desc: &BufferDesc) -> Result<Arc<dyn Buffer>, AllocError> {
-        Ok(Arc::new(self.arena.allocate(desc)?))
+        Ok(self.arena.allocate(desc)?.of_device(self.handle().map_err(AllocError::Failed)?))
     }
 
     fn create_queue(&self, desc: &QueueDesc) -> Result<Arc<dyn Queue>, OpenError> {
@@ -276,7 +276,8 @@ impl Device for CudaDevice {
 
     fn load(&self, code: &KernelCode) -> Result<Arc<dyn Module>, LoadError> {
         let tools = Tools { compiler: &self.shared.compiler, cache: &self.shared.cache };
-        Ok(Arc::new(CudaModule::load(&self.context, &tools, &self.facts.info, &self.limits, code)?))
+        let owner = self.handle().map_err(LoadError::Failed)?;
+        Ok(Arc::new(CudaModule::load(&owner, &tools, code)?))
     }
 
     fn failure(&self) -> Option<Arc<Failure>> {
@@ -334,13 +335,13 @@ impl HostImport for CudaDevice {
         if let Some(failure) = self.context.failure() {
             return Err(AllocError::Failed(failure));
         }
-        Ok(Arc::new(self.arena.import_host(memory)?))
+        Ok(self.arena.import_host(memory)?.of_device(self.handle().map_err(AllocError::Failed)?))
     }
 }
 
 impl Graphs for CudaDevice {
     fn prepare(&self, nodes: &[GraphNode]) -> Result<Arc<dyn Graph>, GraphError> {
-        Ok(Arc::new(CudaGraph::prepare(&self.context, &self.shared.peers, &self.clock, nodes)?))
+        Ok(Arc::new(CudaGraph::prepare(&self.handle().map_err(GraphError::Failed)?, nodes)?))
     }
 }
 
@@ -380,7 +381,7 @@ impl Interop for CudaDevice {
 
     fn import_buffer(&self, memory: NativeMemory) -> Result<Arc<dyn Buffer>, InteropError> {
         interop::check_memory(&self.context, &memory)?;
-        Ok(Arc::new(self.arena.import_native(memory)))
+        Ok(self.arena.import_native(memory).of_device(self.handle().map_err(InteropError::Failed)?))
     }
 
     fn capture(
@@ -395,7 +396,7 @@ impl Interop for CudaDevice {
 #[cfg(unix)]
 impl Sharing for CudaDevice {
     fn allocate_shareable(&self, size: u64) -> Result<Arc<dyn Buffer>, AllocError> {
-        Ok(Arc::new(self.arena.allocate_shareable(size)?))
+        Ok(self.arena.allocate_shareable(size)?.of_device(self.handle().map_err(AllocError::Failed)?))
     }
 
     fn export(&self, buffer: &dyn Buffer) -> Result<SharedMemory, AllocError> {
@@ -414,7 +415,8 @@ impl Sharing for CudaDevice {
             let reason = format!("it is memory of {}", memory.device);
             return Err(AllocError::CannotImport { device: self.id(), reason });
         }
-        Ok(Arc::new(self.arena.import_shared(memory.size, &memory.descriptor)?))
+        let imported = self.arena.import_shared(memory.size, &memory.descriptor)?;
+        Ok(imported.of_device(self.handle().map_err(AllocError::Failed)?))
     }
 }
 

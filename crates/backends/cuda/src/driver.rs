@@ -24,6 +24,7 @@ use warpweft_core_types::{DriverError, OpenError};
 use crate::{
     backend::NAME,
     fork::{self, Origin},
+    host_memory::Registrations,
 };
 
 /// The names the driver's library goes by; it is installed with the kernel module, in a folder the loader
@@ -152,6 +153,7 @@ driver_functions! {
     cuDevicePrimaryCtxRelease_v2 as primary_context_release(device: CUdevice);
     cuCtxPushCurrent_v2 as context_push(context: CUcontext);
     cuCtxPopCurrent_v2 as context_pop(context: *mut CUcontext);
+    cuThreadExchangeStreamCaptureMode as exchange_capture_mode(mode: *mut c_int);
     cuCtxEnablePeerAccess as context_enable_peer_access(peer: CUcontext, flags: c_uint);
     cuMemGetInfo_v2 as mem_get_info(free: *mut usize, total: *mut usize);
     cuMemPoolCreate as mem_pool_create(pool: *mut CUmemoryPool, properties: *const CUmemPoolProps);
@@ -288,6 +290,8 @@ pub(crate) struct Driver {
     get_param_info: Option<GetParamInfo>,
     version: (u32, u32),
     pub(crate) origin: Origin,
+    /// Host memory of other owners that is pinned.
+    pub(crate) registrations: Registrations,
     /// Keeps the functions mapped. Taken when the driver is dropped.
     library: Option<Library>,
 }
@@ -325,7 +329,15 @@ impl Driver {
         };
         let get_param_info = resolve(&library, "cuFuncGetParamInfo");
         let origin = Origin::here();
-        let driver = Arc::new(Self { functions, get_param_info, version, origin, library: Some(library) });
+        let registrations = Registrations::default();
+        let driver = Arc::new(Self {
+            functions,
+            get_param_info,
+            version,
+            origin,
+            registrations,
+            library: Some(library),
+        });
         driver.initialise()?;
         Ok(driver)
     }

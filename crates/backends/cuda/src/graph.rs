@@ -23,6 +23,7 @@ use warpweft_core_types::{
 use crate::{
     clock::Clock,
     context::Context,
+    device::CudaDevice,
     driver::{Handle, created},
     memory::address_of,
     module::CudaKernel,
@@ -34,6 +35,8 @@ use crate::{
 
 /// What a device prepared: the driver's graph, ready to launch.
 pub(crate) struct CudaGraph {
+    /// Keeps the device the same while a graph of it is there.
+    _owner: Arc<CudaDevice>,
     context: Arc<Context>,
     peers: Arc<PeerTable>,
     clock: Arc<Clock>,
@@ -94,12 +97,8 @@ fn not_ours() -> Refusal {
 }
 
 impl CudaGraph {
-    pub(crate) fn prepare(
-        context: &Arc<Context>,
-        peers: &Arc<PeerTable>,
-        clock: &Arc<Clock>,
-        nodes: &[GraphNode],
-    ) -> Result<Self, GraphError> {
+    pub(crate) fn prepare(owner: &Arc<CudaDevice>, nodes: &[GraphNode]) -> Result<Self, GraphError> {
+        let (context, peers, clock) = owner.surroundings();
         if let Some(failure) = context.failure() {
             return Err(GraphError::Failed(failure));
         }
@@ -119,6 +118,7 @@ impl CudaGraph {
         let executable = template.instantiate().map_err(GraphError::Driver)?;
         let applied = nodes.iter().map(|node| Arc::new(node.op.clone())).collect();
         Ok(Self {
+            _owner: Arc::clone(owner),
             context: Arc::clone(context),
             peers: Arc::clone(peers),
             clock: Arc::clone(clock),

@@ -136,7 +136,7 @@ pub(crate) fn capture(
     }
     let stream = Stream::create(context).map_err(InteropError::Driver)?;
     let failed = |reason: String| InteropError::Capture { device: context.device, reason };
-    let _current = context.enter().map_err(InteropError::Driver)?;
+    let _current = context.enter_for_others().map_err(InteropError::Driver)?;
     begin(context, &stream).map_err(InteropError::Driver)?;
     let handle = NativeHandle { kind: STREAM, value: stream.raw().expose_provenance() as u64 };
     let recorded = record(handle);

@@ -79,6 +79,7 @@ mod driver;
 mod fork;
 mod graph;
 mod header;
+mod host_memory;
 mod interop;
 #[cfg_attr(not(feature = "nvml"), expect(dead_code, reason = "nobody makes a report"))]
 mod links;

@@ -29,9 +29,11 @@ use warpweft_core_types::{
 #[cfg(unix)]
 use crate::virtual_memory::VirtualMemory;
 use crate::{
-    cold,
+    cold::{self, ColdError},
     context::Context,
+    device::CudaDevice,
     driver::{Handle, OUT_OF_MEMORY, created},
+    host_memory::Imported,
     stream::{Event, Stream},
 };
 
@@ -46,7 +48,7 @@ pub(crate) const PAGE: u64 = 4096;
 
 /// `CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP`: every context of the process can use it. Registering
 /// has flags of the same names and values.
-const PINNED_FLAGS: u32 = 0x01 | 0x02;
+pub(crate) const PINNED_FLAGS: u32 = 0x01 | 0x02;
 
 /// `CU_MEMHOSTALLOC_WRITECOMBINED`.
 const WRITE_COMBINED: u32 = 0x04;
@@ -56,15 +58,43 @@ pub(crate) struct Arena {
     context: Arc<Context>,
     pool: Handle<CUmemPoolHandle_st>,
     capacity: u64,
-    /// Allocations are ordered here, apart from all queues; the event marks that memory is zeroed.
-    zeroing: Mutex<(Stream, Event)>,
+    /// Allocations are ordered here, apart from all queues.
+    zeroing: Stream,
+    /// Events that marked the end of somebody's zeroing.
+    spare_events: Mutex<Vec<Event>>,
     /// Memory is given back here, so that it does not wait for zeroing.
     freeing: Stream,
-    /// Freed pinned blocks, by kind and size.
-    pinned: Mutex<BTreeMap<PinnedClass, Vec<PinnedBlock>>>,
     /// Other devices that may use this device's memory.
     #[cfg_attr(not(unix), expect(dead_code, reason = "for memory that processes share"))]
     users: Vec<CUdevice>,
+    /// Last, since giving it back may hold the context for long, and what goes before would wait.
+    pinned: PinnedBlocks,
+}
+
+/// Freed pinned blocks, by kind and size.
+struct PinnedBlocks {
+    context: Arc<Context>,
+    free: Mutex<BTreeMap<PinnedClass, Vec<PinnedBlock>>>,
+}
+
+impl PinnedBlocks {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<PinnedClass, Vec<PinnedBlock>>> {
+        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for PinnedBlocks {
+    #[expect(unsafe_code, reason = "calls the driver")]
+    fn drop(&mut self) {
+        if self.context.is_left() {
+            return;
+        }
+        for block in std::mem::take(&mut *self.lock()).into_values().flatten() {
+            // SAFETY: pinned by `pin`; every buffer of it is dropped, and the list was emptied just now. Left to
+            // the service thread: whoever drops the last object of a device need not stand a wait.
+            unsafe { cold::free_pinned(&self.context, block.host) };
+        }
+    }
 }
 
 impl Arena {
@@ -73,7 +103,7 @@ impl Arena {
         capacity: u64,
         users: Vec<CUdevice>,
     ) -> Result<Arc<Self>, DriverError> {
-        let zeroing = Mutex::new((Stream::create(context)?, Event::create(context)?));
+        let zeroing = Stream::create(context)?;
         let freeing = Stream::create(context)?;
         let pool = create_pool(context)?;
         Ok(Arc::new(Self {
@@ -81,9 +111,10 @@ impl Arena {
             pool,
             capacity,
             zeroing,
+            spare_events: Mutex::default(),
             freeing,
-            pinned: Mutex::default(),
             users,
+            pinned: PinnedBlocks { context: Arc::clone(context), free: Mutex::default() },
         }))
     }
 
@@ -148,7 +179,7 @@ impl Arena {
     }
 
     fn buffer(self: &Arc<Self>, size: u64, memory: Memory) -> CudaBuffer {
-        CudaBuffer { arena: Arc::clone(self), size, memory: Some(memory) }
+        CudaBuffer { owner: None, arena: Arc::clone(self), size, memory: Some(memory) }
     }
 
     /// Zeroed memory that can be exported.
@@ -164,16 +195,14 @@ impl Arena {
         let made = VirtualMemory::create(&self.context, bytes, &self.users);
         let memory = made.map_err(|error| self.exhausted(size, error))?;
         let _current = self.context.enter().map_err(|error| self.failed(error))?;
-        let zeroing = self.zeroing();
-        let (stream, zeroed) = &*zeroing;
-        match self.zero(memory.address(), bytes, stream, zeroed) {
-            Ok(true) => Ok(self.buffer(size, Memory::Virtual(memory))),
-            Ok(false) => {
+        match self.zero(memory.address(), bytes) {
+            Ok(()) => Ok(self.buffer(size, Memory::Virtual(memory))),
+            Err(NotZeroed::Refused(error)) => Err(self.failed(error)),
+            Err(NotZeroed::UnderWay(why)) => {
                 // The device may still be at it, so the memory is never let go.
                 std::mem::forget(memory);
-                Err(not_zeroed())
+                Err(why)
             }
-            Err(error) => Err(self.failed(error)),
         }
     }
 
@@ -197,41 +226,9 @@ impl Arena {
     }
 
     /// Takes host memory of another owner, and pins it unless somebody has.
-    #[expect(unsafe_code, reason = "calls the driver")]
     pub(crate) fn import_host(self: &Arc<Self>, memory: HostMemory) -> Result<CudaBuffer, AllocError> {
-        let refuse = |error: DriverError| AllocError::CannotImport {
-            device: self.context.device,
-            reason: error.to_string(),
-        };
-        let (pointer, size) = (memory.base().as_ptr().cast(), memory.len());
-        if let Some(address) = self.known(pointer, size) {
-            return Ok(self.buffer(size as u64, Memory::Known { memory, address }));
-        }
-        // SAFETY: the memory stays valid while `memory` lives, which `unregister` takes care of.
-        unsafe { cold::register(&self.context, pointer, size, PINNED_FLAGS) }.map_err(refuse)?;
-        let mut registered =
-            Registered { context: Arc::clone(&self.context), memory: Some(memory), address: 0 };
-        let _current = self.context.enter().map_err(|error| self.failed(error))?;
-        // SAFETY: the memory was registered just now with the flag that maps it.
-        unsafe { self.context.driver.mem_host_get_device_pointer(&mut registered.address, pointer, 0) }
-            .map_err(refuse)?;
-        Ok(self.buffer(size as u64, Memory::Registered(registered)))
-    }
-
-    /// Where the device sees host memory that is pinned as a whole already, by a buffer of this backend or by
-    /// another library.
-    #[expect(unsafe_code, reason = "asks the driver")]
-    fn known(&self, pointer: *mut c_void, size: usize) -> Option<CUdeviceptr> {
-        let _current = self.context.enter().ok()?;
-        let seen = |pointer: *mut c_void| {
-            let mut address = 0;
-            // SAFETY: any pointer may be asked about; the address is written to this stack frame.
-            let found = unsafe { self.context.driver.mem_host_get_device_pointer(&mut address, pointer, 0) };
-            found.ok().map(|()| address)
-        };
-        let last = size.checked_sub(1)?;
-        let (first, end) = (seen(pointer)?, seen(pointer.wrapping_byte_add(last))?);
-        (end.checked_sub(first) == Some(last as u64)).then_some(first)
+        let size = memory.len() as u64;
+        Ok(self.buffer(size, Memory::Imported(Imported::new(&self.context, memory)?)))
     }
 
     fn exhausted(&self, size: u64, error: DriverError) -> AllocError {
@@ -247,29 +244,28 @@ impl Arena {
             return Err(self.out_of_memory(size));
         }
         let _current = self.context.enter().map_err(|error| self.failed(error))?;
-        let zeroing = self.zeroing();
-        let (stream, zeroed) = &*zeroing;
-        let address = self.take_from_pool(bytes, stream).map_err(|error| self.exhausted(size, error))?;
-        let give_back = |error| {
-            self.free_in_order(address, stream);
-            error
-        };
-        match self.zero(address, bytes, stream, zeroed) {
-            Ok(true) => Ok(address),
-            Ok(false) => Err(give_back(not_zeroed())),
-            Err(error) => Err(give_back(self.failed(error))),
-        }
+        let address = self.take_from_pool(bytes).map_err(|error| self.exhausted(size, error))?;
+        self.zero(address, bytes).map(|()| address).map_err(|refusal| {
+            // Behind whatever is under way.
+            self.free_in_order(address, &self.zeroing);
+            match refusal {
+                NotZeroed::Refused(error) => self.failed(error),
+                NotZeroed::UnderWay(why) => why,
+            }
+        })
     }
 
     /// Asks the pool, and once more after the pool has given back what it does not use.
     #[expect(unsafe_code, reason = "calls the driver")]
-    fn take_from_pool(&self, bytes: usize, stream: &Stream) -> Result<CUdeviceptr, DriverError> {
+    fn take_from_pool(&self, bytes: usize) -> Result<CUdeviceptr, DriverError> {
         let driver = &self.context.driver;
         let mut address = 0;
         let mut take = || {
             // SAFETY: pool and stream are live and of the current context; the address is written to this
             // stack frame.
-            unsafe { driver.mem_alloc_from_pool_async(&mut address, bytes, self.pool.raw(), stream.raw()) }
+            unsafe {
+                driver.mem_alloc_from_pool_async(&mut address, bytes, self.pool.raw(), self.zeroing.raw())
+            }
         };
         match take() {
             Err(error) if error.code == OUT_OF_MEMORY => {
@@ -282,33 +278,64 @@ impl Arena {
         Ok(address)
     }
 
+    /// Zeroes memory that nobody else has yet, behind what is in `zeroing`, and waits for it. A context is current.
     #[expect(unsafe_code, reason = "calls the driver")]
-    fn zero(
-        &self,
-        address: CUdeviceptr,
-        bytes: usize,
-        stream: &Stream,
-        zeroed: &Event,
-    ) -> Result<bool, DriverError> {
-        // SAFETY: the allocation holds `bytes` bytes and was made in this stream just before.
-        unsafe { self.context.driver.memset_d8_async(address, 0, bytes, stream.raw()) }?;
-        zeroed.record(stream)?;
-        zeroed.wait(ZEROING_LIMIT)
+    fn zero(&self, address: CUdeviceptr, bytes: usize) -> Result<(), NotZeroed> {
+        let spare = self.spare_events().pop();
+        let zeroed = spare.map_or_else(|| Event::create(&self.context), Ok).map_err(NotZeroed::Refused)?;
+        // SAFETY: the memory holds `bytes` bytes and is there: mapped, or allocated in this stream before.
+        unsafe { self.context.driver.memset_d8_async(address, 0, bytes, self.zeroing.raw()) }
+            .map_err(NotZeroed::Refused)?;
+        let waited = zeroed.record(&self.zeroing).and_then(|()| zeroed.wait(ZEROING_LIMIT));
+        match waited {
+            Ok(true) => {
+                self.spare_events().push(zeroed);
+                Ok(())
+            }
+            Ok(false) => {
+                let late = Failure::DeadlineExceeded { after: ZEROING_LIMIT };
+                Err(NotZeroed::UnderWay(AllocError::Failed(Arc::new(late))))
+            }
+            Err(error) => Err(NotZeroed::UnderWay(self.failed(error))),
+        }
+    }
+
+    fn spare_events(&self) -> MutexGuard<'_, Vec<Event>> {
+        self.spare_events.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     #[expect(unsafe_code, reason = "calls the driver")]
     fn allocate_pinned(&self, size: u64, kind: MemoryKind) -> Result<PinnedBlock, AllocError> {
         let class = PinnedClass { write_combined: kind == MemoryKind::Upload, size: pinned_size(size) };
-        let known = self.pinned().get_mut(&class).and_then(Vec::pop);
+        let known = self.pinned.lock().get_mut(&class).and_then(Vec::pop);
         let block = match known {
             Some(block) => block,
-            None => self.pin(class).map_err(|error| self.exhausted(size, error))?,
+            None => self.pin_again(class).map_err(|error| self.host_exhausted(size, error))?,
         };
-        let bytes = usize::try_from(size).map_err(|_| self.out_of_memory(size))?;
+        let bytes = usize::try_from(size).map_err(|_| self.host_out_of_memory(size))?;
         // SAFETY: the block holds its class, which is `size` or more, and nobody else has it: it is new, or
         // was dropped with its last buffer.
         unsafe { ptr::write_bytes(block.host.raw().cast::<u8>(), 0, bytes) };
         Ok(block)
+    }
+
+    /// Pins memory, and once more after blocks of other classes were given back.
+    fn pin_again(&self, class: PinnedClass) -> Result<PinnedBlock, DriverError> {
+        match self.pin(class) {
+            Err(error) if error.code == OUT_OF_MEMORY && self.trim_pinned() => self.pin(class),
+            other => other,
+        }
+    }
+
+    fn host_exhausted(&self, size: u64, error: DriverError) -> AllocError {
+        match error.code {
+            OUT_OF_MEMORY => self.host_out_of_memory(size),
+            _ => self.failed(error),
+        }
+    }
+
+    fn host_out_of_memory(&self, size: u64) -> AllocError {
+        AllocError::HostOutOfMemory { device: self.context.device, requested: Bytes(size) }
     }
 
     #[expect(unsafe_code, reason = "calls the driver")]
@@ -325,7 +352,9 @@ impl Arena {
         })?;
         let mut block = PinnedBlock { host, address: 0, class };
         // SAFETY: the memory was allocated just now with the flag that maps it.
-        unsafe { driver.mem_host_get_device_pointer(&mut block.address, host.raw(), 0) }?;
+        let asked = unsafe { driver.mem_host_get_device_pointer(&mut block.address, host.raw(), 0) };
+        // SAFETY: nobody has seen the memory that was allocated just now.
+        asked.inspect_err(|_| unsafe { cold::free_pinned(&self.context, host) })?;
         Ok(block)
     }
 
@@ -347,11 +376,11 @@ impl Arena {
                 let Ok(_current) = self.context.enter() else { return };
                 self.free_in_order(address, &self.freeing);
             }
-            Memory::Pinned(block) => self.pinned().entry(block.class).or_default().push(block),
+            Memory::Pinned(block) => self.pinned.lock().entry(block.class).or_default().push(block),
             // These undo themselves.
             #[cfg(unix)]
             Memory::Virtual(_) => {}
-            Memory::Native(_) | Memory::Registered(_) | Memory::Known { .. } => {}
+            Memory::Native(_) | Memory::Imported(_) => {}
         }
     }
 
@@ -374,24 +403,20 @@ impl Arena {
         }
     }
 
-    fn zeroing(&self) -> MutexGuard<'_, (Stream, Event)> {
-        self.zeroing.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn pinned(&self) -> MutexGuard<'_, BTreeMap<PinnedClass, Vec<PinnedBlock>>> {
-        self.pinned.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Arena {
-    /// Gives pinned memory that nobody uses back to the system, which waits for residents.
+    /// Gives pinned memory that nobody uses back to the system, which waits for residents; whether there was any.
     #[expect(unsafe_code, reason = "calls the driver")]
-    pub(crate) fn trim_pinned(&self) {
-        for block in std::mem::take(&mut *self.pinned()).into_values().flatten() {
-            // SAFETY: pinned by `pin`; its last buffer is dropped, which is how it came into the list, and
-            // the list is emptied here. An error leaves it pinned.
-            let _freed = unsafe { cold::free_pinned(&self.context, block.host.raw()) };
+    pub(crate) fn trim_pinned(&self) -> bool {
+        let blocks = std::mem::take(&mut *self.pinned.lock());
+        let had_any = !blocks.is_empty();
+        for block in blocks.into_values().flatten() {
+            // SAFETY: pinned by `pin`; its last buffer is dropped, which is how it came into the list, and it was
+            // taken out just now. An error leaves it pinned.
+            let freed = unsafe { cold::free_pinned_now(&self.context, block.host) };
+            if let Err(ColdError::Unparkable(_)) = freed {
+                self.pinned.lock().entry(block.class).or_default().push(block);
+            }
         }
+        had_any
     }
 
     /// Gives device memory that nobody uses back to the system.
@@ -415,7 +440,6 @@ impl Drop for Arena {
         if self.context.is_left() {
             return;
         }
-        self.trim_pinned();
         let Ok(_current) = self.context.enter() else { return };
         // SAFETY: created by `create_pool`; every buffer of it held an `Arc` of this arena, so none is left.
         let _destroyed = unsafe { self.context.driver.mem_pool_destroy(self.pool.raw()) };
@@ -440,7 +464,9 @@ fn create_pool(context: &Context) -> Result<Handle<CUmemPoolHandle_st>, DriverEr
     let threshold = CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD as i32;
     let value = ptr::from_mut(&mut keep).cast::<c_void>();
     // SAFETY: the pool is live; the attribute is a 64-bit integer, read from this stack frame.
-    unsafe { driver.mem_pool_set_attribute(pool.raw(), threshold, value) }?;
+    let set = unsafe { driver.mem_pool_set_attribute(pool.raw(), threshold, value) };
+    // SAFETY: nothing was allocated from the pool that was made just now.
+    set.inspect_err(|_| drop(unsafe { driver.mem_pool_destroy(pool.raw()) }))?;
     Ok(pool)
 }
 
@@ -448,13 +474,17 @@ const fn device_location(context: &Context) -> CUmemLocation {
     CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: context.ordinal }
 }
 
-fn not_zeroed() -> AllocError {
-    AllocError::Failed(Arc::new(Failure::DeadlineExceeded { after: ZEROING_LIMIT }))
+/// Why memory was not zeroed.
+enum NotZeroed {
+    /// Nothing was begun.
+    Refused(DriverError),
+    /// The device may still be at it.
+    UnderWay(AllocError),
 }
 
 /// The size of the pinned block that serves `size` bytes.
 fn pinned_size(size: u64) -> u64 {
-    let step = (size.next_power_of_two() / 8).max(PAGE);
+    let step = (size.checked_next_power_of_two().unwrap_or(u64::MAX) / 8).max(PAGE);
     size.div_ceil(step).saturating_mul(step)
 }
 
@@ -473,25 +503,6 @@ struct PinnedClass {
     size: u64,
 }
 
-/// Host memory of another owner, pinned.
-#[derive(Debug)]
-struct Registered {
-    context: Arc<Context>,
-    /// Taken when it is dropped.
-    memory: Option<HostMemory>,
-    address: CUdeviceptr,
-}
-
-impl Drop for Registered {
-    #[expect(unsafe_code, reason = "calls the driver")]
-    fn drop(&mut self) {
-        if let Some(memory) = self.memory.take() {
-            // SAFETY: registered by `import_host`; its buffer is dropped, which work that uses it would hold.
-            unsafe { cold::unregister(&self.context, memory) }
-        }
-    }
-}
-
 #[derive(Debug)]
 enum Memory {
     Pool {
@@ -501,17 +512,14 @@ enum Memory {
     #[cfg(unix)]
     Virtual(VirtualMemory),
     Native(NativeMemory),
-    Registered(Registered),
-    /// Host memory of another owner, pinned by somebody else.
-    Known {
-        memory: HostMemory,
-        address: CUdeviceptr,
-    },
+    Imported(Imported),
 }
 
 /// A buffer of a CUDA device.
 #[derive(Debug)]
 pub(crate) struct CudaBuffer {
+    /// `None` for what the device itself uses.
+    owner: Option<Arc<CudaDevice>>,
     arena: Arc<Arena>,
     size: u64,
     /// Taken when the buffer is dropped.
@@ -519,6 +527,12 @@ pub(crate) struct CudaBuffer {
 }
 
 impl CudaBuffer {
+    /// For programs: a device stays the same while a buffer of it is there.
+    pub(crate) fn of_device(mut self, owner: Arc<CudaDevice>) -> Arc<dyn Buffer> {
+        self.owner = Some(owner);
+        Arc::new(self)
+    }
+
     /// Where the device sees its first byte.
     pub(crate) const fn address(&self) -> CUdeviceptr {
         match &self.memory {
@@ -527,8 +541,7 @@ impl CudaBuffer {
             #[cfg(unix)]
             Some(Memory::Virtual(memory)) => memory.address(),
             Some(Memory::Native(memory)) => memory.address(),
-            Some(Memory::Registered(registered)) => registered.address,
-            Some(Memory::Known { address, .. }) => *address,
+            Some(Memory::Imported(imported)) => imported.address,
             None => 0,
         }
     }
@@ -551,8 +564,7 @@ impl CudaBuffer {
     pub(crate) fn host(&self) -> Option<NonNull<u8>> {
         match &self.memory {
             Some(Memory::Pinned(block)) => NonNull::new(block.host.raw().cast()),
-            Some(Memory::Registered(registered)) => registered.memory.as_ref().map(HostMemory::base),
-            Some(Memory::Known { memory, .. }) => Some(memory.base()),
+            Some(Memory::Imported(imported)) => Some(imported.memory.base()),
             _ => None,
         }
     }
@@ -570,7 +582,7 @@ impl Buffer for CudaBuffer {
     fn kind(&self) -> MemoryKind {
         match &self.memory {
             Some(Memory::Pinned(block)) if block.class.write_combined => MemoryKind::Upload,
-            Some(Memory::Pinned(_) | Memory::Registered(_) | Memory::Known { .. }) => MemoryKind::HostVisible,
+            Some(Memory::Pinned(_) | Memory::Imported(_)) => MemoryKind::HostVisible,
             _ => MemoryKind::Device,
         }
     }
@@ -586,6 +598,10 @@ impl Buffer for CudaBuffer {
         // borrows; no code of this crate makes references to the memory of a buffer it hands out, and the owner
         // of registered memory promised to make none.
         self.host().map(|base| unsafe { HostMapping::new(base, len) })
+    }
+
+    fn unified_address(&self) -> Option<u64> {
+        Some(self.address())
     }
 }
 

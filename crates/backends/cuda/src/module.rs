@@ -3,20 +3,24 @@
 use std::{
     any::Any,
     ffi::{CString, c_int},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use cudarc::driver::sys::{CUfunc_st, CUfunction_attribute, CUmod_st};
 use warpweft_core_types::{
-    CodeFormat, DeviceId, DeviceInfo, DriverError, Failure, ForeignCode, Kernel, KernelCode, KernelContract,
-    KernelResources, Limits, LoadError, Module, Param,
+    CodeFormat, Device as _, DeviceId, DeviceInfo, DriverError, Failure, ForeignCode, Kernel, KernelCode,
+    KernelContract, KernelResources, LoadError, Module, Param,
 };
 
 use crate::{
     cache::CubinCache,
-    cold::{self, ImageError},
+    cold::{self, ColdError, Unparkable},
     compiler::Compiler,
     context::Context,
+    device::CudaDevice,
     driver::{Handle, NOT_FOUND},
     header::Slice,
 };
@@ -42,6 +46,8 @@ pub(crate) struct CudaKernel {
     resources: KernelResources,
     /// Keeps the code loaded for as long as a kernel of it exists.
     image: Arc<Image>,
+    was_launched: AtomicBool,
+    _owner: Arc<CudaDevice>,
 }
 
 /// What turns source into machine code.
@@ -61,18 +67,17 @@ pub(crate) struct Image {
 impl CudaModule {
     /// Loads the first form of `code` that runs on the device.
     pub(crate) fn load(
-        context: &Arc<Context>,
+        owner: &Arc<CudaDevice>,
         tools: &Tools<'_>,
-        info: &DeviceInfo,
-        limits: &Limits,
         code: &KernelCode,
     ) -> Result<Self, LoadError> {
+        let (context, limits) = (owner.surroundings().0, owner.limits());
         if let Some(failure) = context.failure() {
             return Err(LoadError::Failed(failure));
         }
         code.check(limits)?;
         code.contracts().iter().try_for_each(refuse_too_many_arguments)?;
-        let (format, image) = image_of(context, tools, info, code)?;
+        let (format, image) = image_of(context, tools, owner.info(), code)?;
         let image = Arc::new(image);
         let mut kernels: Vec<Arc<CudaKernel>> = Vec::with_capacity(code.contracts().len());
         for contract in code.contracts() {
@@ -85,6 +90,8 @@ impl CudaModule {
                 function,
                 resources: image.resources(function, contract).map_err(|error| failed(context, error))?,
                 image: Arc::clone(&image),
+                was_launched: AtomicBool::new(false),
+                _owner: Arc::clone(owner),
             }));
         }
         Ok(Self { device: context.device, format, kernels })
@@ -206,8 +213,10 @@ impl Image {
         let Ok(name) = CString::new(contract.name.as_str()) else { return Err(no_such(available())) };
         let function = match cold::function(&self.context, self.raw, &name) {
             Ok(function) => function,
-            Err(error) if error.code == NOT_FOUND => return Err(no_such(available())),
-            Err(error) => return Err(failed(&self.context, error)),
+            Err(ColdError::Driver { error, .. }) if error.code == NOT_FOUND => {
+                return Err(no_such(available()));
+            }
+            Err(refusal) => return Err(rejected(&self.context, refusal)),
         };
         if let Some(declared) = self.parameter_sizes(function) {
             refuse_other_parameters(contract, &declared)?;
@@ -293,10 +302,14 @@ impl Image {
 impl Image {
     /// Unloads it on this thread, waiting for whatever the driver waits for.
     #[expect(unsafe_code, reason = "unloads code")]
-    pub(crate) fn unload(self) -> Result<(), DriverError> {
+    pub(crate) fn unload(self) -> Result<(), ColdError> {
         let image = std::mem::ManuallyDrop::new(self);
         // SAFETY: nobody has a function of an image that is not shared, and it is not dropped after this.
         let unloaded = unsafe { cold::unload_now(&image.context, image.raw) };
+        if let Err(ColdError::Unparkable(_)) = &unloaded {
+            // SAFETY: as above; the call was not made.
+            unsafe { cold::unload(&image.context, image.raw) };
+        }
         let Self { context, .. } = &*image;
         // SAFETY: read once; the value it came from is not dropped.
         drop(unsafe { std::ptr::read(context) });
@@ -319,11 +332,14 @@ const fn is_about_code(error: &DriverError) -> bool {
     matches!(error.code, 200 | 209 | 218 | 221 | 222 | 223 | 300)
 }
 
-fn rejected(context: &Context, refusal: ImageError) -> LoadError {
-    match is_about_code(&refusal.error) {
-        true if refusal.log.is_empty() => LoadError::Rejected { log: refusal.error.to_string() },
-        true => LoadError::Rejected { log: format!("{}: {}", refusal.error, refusal.log) },
-        false => failed(context, refusal.error),
+fn rejected(context: &Context, refusal: ColdError) -> LoadError {
+    let log = refusal.to_string();
+    match refusal {
+        ColdError::Driver { error, .. } if is_about_code(&error) => LoadError::Rejected { log },
+        ColdError::Driver { error, .. } => failed(context, error),
+        ColdError::Unparkable(Unparkable { kernel, workgroup }) => {
+            LoadError::Unparkable { device: context.device, kernel, workgroup }
+        }
     }
 }
 
@@ -365,6 +381,13 @@ impl CudaKernel {
     /// Whether its code was loaded in this context.
     pub(crate) fn belongs_to(&self, context: &Context) -> bool {
         std::ptr::eq(Arc::as_ptr(&self.image.context), context)
+    }
+
+    /// Whether this is the first time that somebody is about to launch it, which the driver makes wait for
+    /// residents.
+    pub(crate) fn is_new(&self) -> bool {
+        // Relaxed: a hint, and twice does no harm.
+        !self.was_launched.load(Ordering::Relaxed) && !self.was_launched.swap(true, Ordering::Relaxed)
     }
 
     pub(crate) const fn function(&self) -> *mut CUfunc_st {

@@ -3,6 +3,7 @@
 //! The kernel beside them ends by itself after a moment, so that a call that waits is late and nothing hangs.
 
 use std::{
+    cell::RefCell,
     ptr::NonNull,
     sync::{Arc, mpsc},
     time::{Duration, Instant},
@@ -20,6 +21,7 @@ use crate::{
     context::Context,
     device::CudaDevice,
     driver::in_full,
+    host_memory::Imported,
     interop,
     memory::{Arena, CudaBuffer},
     module::Image,
@@ -68,6 +70,7 @@ struct Lab<'a> {
     cubin: &'a [u8],
     beside: Stream,
     end: Event,
+    imported: RefCell<Vec<Imported>>,
 }
 
 /// The call, with what it needs.
@@ -85,9 +88,7 @@ const TRIALS: &[(&str, bool, Prepare)] = &[
     }),
     ("cuLinkComplete: PTX to machine code", true, |lab| {
         let text = std::ffi::CString::new(clock::PTX)?;
-        Ok(Box::new(move || {
-            cold::assemble(lab.context, &text).map(drop).map_err(|refusal| refusal.error.into())
-        }))
+        Ok(Box::new(move || Ok(cold::assemble(lab.context, &text).map(drop)?)))
     }),
     ("cuModuleLoadDataEx", true, |lab| Ok(Box::new(|| Ok(Image::load(lab.context, lab.cubin).map(drop)?)))),
     ("cuModuleGetFunction", true, |lab| {
@@ -96,9 +97,9 @@ const TRIALS: &[(&str, bool, Prepare)] = &[
     }),
     ("first launch of a function that was fetched meanwhile", true, |lab| {
         let (stream, end) = (Stream::create(lab.context)?, Event::create(lab.context)?);
-        let to = lab.arena.allocate(&BufferDesc::device(8))?;
+        let (to, image) = (lab.arena.allocate(&BufferDesc::device(8))?, Image::load(lab.context, lab.cubin)?);
         Ok(Box::new(move || {
-            let clock = Clock::of_cubin(lab.context, lab.arena, lab.cubin)?;
+            let clock = Clock::of_image(lab.context, lab.arena, image)?;
             stamp(lab, &clock, &stream, &end, &to)
         }))
     }),
@@ -119,12 +120,18 @@ const TRIALS: &[(&str, bool, Prepare)] = &[
     }),
     ("cuMemHostRegister", false, |lab| {
         let memory = pages();
-        Ok(Box::new(move || Ok(cold::register_for_good(lab.context, memory)?)))
+        Ok(Box::new(move || {
+            // Undone after the trial, or it would be a trial of that.
+            lab.imported.borrow_mut().push(Imported::new(lab.context, memory)?);
+            Ok(())
+        }))
     }),
     ("cuMemHostUnregister", true, |lab| {
-        let memory = pages();
-        cold::register_for_good(lab.context, memory.clone())?;
-        Ok(Box::new(move || Ok(cold::unregister_now(lab.context, &memory)?)))
+        let imported = Imported::new(lab.context, pages())?;
+        Ok(Box::new(move || {
+            drop(imported);
+            Ok(lab.context.driver.registrations.undo_unused()?)
+        }))
     }),
     ("pool: allocate, zero and free", false, |lab| {
         Ok(Box::new(|| Ok(lab.arena.allocate(&BufferDesc::device(1 << 20)).map(drop)?)))
@@ -180,9 +187,18 @@ const TRIALS: &[(&str, bool, Prepare)] = &[
 pub(crate) fn run(device: &Arc<CudaDevice>) -> Result<Vec<Probed>, Refusal> {
     let (context, _, clock) = device.surroundings();
     let text = std::ffi::CString::new(clock::PTX)?;
-    let cubin = cold::assemble(context, &text).map_err(|refusal| refusal.error)?;
+    let cubin = cold::assemble(context, &text)?;
     let (beside, end) = (Stream::create(context)?, Event::create(context)?);
-    let lab = Lab { device, context, arena: device.arena(), clock, cubin: &cubin, beside, end };
+    let lab = Lab {
+        device,
+        context,
+        arena: device.arena(),
+        clock,
+        cubin: &cubin,
+        beside,
+        end,
+        imported: RefCell::default(),
+    };
     let tried = |&(call, expected, prepare): &(&'static str, bool, Prepare)| {
         let named = |error: Refusal| Refusal::from(format!("{call}: {}", in_full(&*error)));
         lab.try_call(call, expected, prepare).map_err(named)

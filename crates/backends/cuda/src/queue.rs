@@ -59,6 +59,8 @@ struct State {
     ops_in_flight: usize,
     submitted: u64,
     failure: Option<Arc<Failure>>,
+    /// Signals of what will not run. They fail in their turn, once what is in the stream before them is over.
+    doomed: Vec<Signals>,
     /// The reactor has this queue in its list.
     tracked: bool,
     /// The device went away: what is held will not run.
@@ -301,6 +303,7 @@ impl QueueCore {
     /// Puts one operation in the stream, and what it uses in the list.
     fn push(&self, id: SubmissionId, op: &Op<'_>, keep: &mut KeepAlive) -> Result<(), Arc<Failure>> {
         keep.op(op);
+        let _hurried = is_first_launch(op).then(|| self.context.cold.open());
         work::enqueue(op, &self.context, &self.stream, &self.clock).map_err(|error| match error {
             None => self.cannot(id, op.name()),
             Some(error) => self.context.judge(error),
@@ -394,12 +397,14 @@ impl QueueCore {
         if self.recycle(done) {
             self.schedule();
         }
+        self.fail_doomed();
         true
     }
 
     /// Asks the driver with the lock open: a program that submits meanwhile must not wait for the answer, which
     /// takes a microsecond, nor be put to sleep by a lock that is taken again and again.
     fn take_finished(&self, done: &mut SmallVec<[InFlight; 4]>) -> Result<(), DriverError> {
+        let Some(_asking) = self.context.cold.ask() else { return Ok(()) };
         let Some(mut state) = self.try_lock() else { return Ok(()) };
         let mut current = None;
         while let Some(event) = state.in_flight.front().map(|first| Arc::clone(&first.event)) {
@@ -452,7 +457,7 @@ impl QueueCore {
 
     /// Whether the reactor may forget the queue.
     pub(crate) fn retire(&self) -> bool {
-        let Ok(mut state) = self.state.try_lock() else { return false };
+        let Some(mut state) = self.try_lock() else { return false };
         state.tracked = !state.in_flight.is_empty();
         !state.tracked
     }
@@ -467,24 +472,38 @@ impl QueueCore {
     ) {
         state.failure.get_or_insert_with(|| Arc::clone(failure));
         let held = std::mem::take(&mut state.held);
+        state.doomed.push(signals.into());
+        state.doomed.extend(held.iter().map(|held| held.work.signals.clone()));
         self.track(state);
         // What is still to come of the first one's waits must not keep the queue. Outside the lock, as below.
         if let Some(first) = held.front() {
             let waker = Waker::from(Arc::clone(self));
             first.work.waits.iter().for_each(|point| semaphore::unwatch(point, &waker));
         }
-        // Outside the lock: failing a semaphore wakes others, and dropping submissions frees buffers.
-        let signals = signals.iter().chain(held.iter().flat_map(|held| &held.work.signals));
-        signals.for_each(|point| point.semaphore.fail(Arc::clone(failure)));
+        // Outside the lock: dropping submissions frees buffers.
+        drop(held);
+        self.fail_doomed();
+    }
+
+    /// Fails what will not run, unless something before it still does.
+    fn fail_doomed(&self) {
+        let mut state = self.lock();
+        let Some(failure) = state.failure.clone().filter(|_| state.in_flight.is_empty()) else { return };
+        let doomed = std::mem::take(&mut state.doomed);
+        drop(state);
+        // Outside the lock: failing a semaphore wakes others.
+        doomed.iter().flatten().for_each(|point| point.semaphore.fail(Arc::clone(&failure)));
     }
 
     /// Fails what is in the stream too, since the driver will not say when it is over.
     fn fail_in_flight(self: &Arc<Self>, mut state: MutexGuard<'_, State>, failure: &Arc<Failure>) {
         let in_flight = std::mem::take(&mut state.in_flight);
         state.ops_in_flight = 0;
+        // Before what is behind them.
+        let mut signals: Vec<_> = in_flight.iter().map(|record| record.signals.clone()).collect();
+        signals.append(&mut state.doomed);
+        state.doomed = signals;
         self.fail(state, failure, &[]);
-        let signals = in_flight.iter().flat_map(|record| &record.signals);
-        signals.for_each(|point| point.semaphore.fail(Arc::clone(failure)));
         if self.context.failure().is_none() {
             // The device lives and may still touch what these use: it is never let go.
             in_flight.into_iter().for_each(|record| std::mem::forget(record.keep));
@@ -552,6 +571,11 @@ impl Drop for Walk {
     }
 }
 
+/// Whether the driver has to bring the operation's code to the device, which waits for residents.
+fn is_first_launch(op: &Op<'_>) -> bool {
+    matches!(op, Op::Launch(launch) if CudaKernel::of(launch.kernel()).is_some_and(CudaKernel::is_new))
+}
+
 /// The points for which no stream can wait yet; the failure, if one of all will never be reached.
 fn obstacles(waits: &[SemaphorePoint]) -> Result<SmallVec<[SemaphorePoint; 2]>, Arc<Failure>> {
     let mut obstacles = SmallVec::new();
@@ -611,7 +635,9 @@ fn check_view(
     access: Access,
 ) -> Result<(), SubmitError> {
     let (owner, device) = (view.device(), context.device);
-    let Some(buffer) = buffer_of(view) else {
+    // Memory of another driver is nothing to this one.
+    let known = buffer_of(view).filter(|buffer| Arc::ptr_eq(&buffer.context().driver, &context.driver));
+    let Some(buffer) = known else {
         return Err(SubmitError::Foreign { what: "buffer", owner, device });
     };
     if std::ptr::eq(Arc::as_ptr(buffer.context()), context) || buffer.kind().is_host_visible() {
@@ -621,6 +647,7 @@ fn check_view(
     if owner == device {
         return Err(SubmitError::Foreign { what: "buffer", owner, device });
     }
+    // Both devices are open, so they were introduced to each other.
     if peers.reaches(device.ordinal, owner.ordinal) {
         return Ok(());
     }

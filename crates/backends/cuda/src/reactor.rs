@@ -124,7 +124,13 @@ impl Reactor {
             let holding = queues.iter().any(|queue| queue.is_holding());
             queues.clear();
             let mut state = self.lock();
-            state.busy.retain(|queue| !queue.retire());
+            let retired: Vec<_> = state.busy.extract_if(.., |queue| queue.retire()).collect();
+            if !retired.is_empty() {
+                // Outside the lock: a device may go with its last queue.
+                drop(state);
+                drop(retired);
+                state = self.lock();
+            }
             if progress {
                 state.moved = Some(Instant::now());
             }

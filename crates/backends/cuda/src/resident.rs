@@ -23,6 +23,7 @@ use warpweft_core_types::{
 };
 
 use crate::{
+    cold::Unparkable,
     context::Context,
     device::CudaDevice,
     header::{self, Slice},
@@ -219,6 +220,7 @@ impl ResidentCore {
         let feeder = thread::Builder::new()
             .name(format!("{}/resident", context.device))
             .spawn(move || shared.feed())
+            .inspect_err(|_| context.cold.remove(&core))
             .map_err(no_thread)?;
         let _first = core.feeder.set(feeder.thread().clone());
         core.top_up(1);
@@ -263,8 +265,10 @@ impl ResidentCore {
         }
         if self.is_over() || self.context.failure().is_some() {
             self.give_seats_back();
+            self.context.cold.remove(&self);
         } else {
-            // The device may still run a slice and nothing will tell when it ends: what it uses stays.
+            // The device may still run a slice and nothing will tell when it ends: what it uses stays. It is
+            // still in the gate's list too, so that nothing is called that would wait for it.
             std::mem::forget(self);
         }
     }
@@ -392,6 +396,26 @@ impl ResidentCore {
         self.settled.load(Ordering::SeqCst) == self.issued.load(Ordering::SeqCst)
     }
 
+    /// How many slices are over, by the stream's word.
+    pub(crate) fn slices_over(&self) -> u64 {
+        self.control.reached(header::ENDED)
+    }
+
+    /// Waits until a slice ends after `before` were over, or nothing of it runs.
+    pub(crate) fn wait_for_boundary(&self, before: u64, deadline: Deadline) -> Result<(), Unparkable> {
+        let has_returned =
+            || self.context.failure().is_some() || self.slices_over() > before || self.is_outside();
+        if wait_until(deadline, has_returned) {
+            return Ok(());
+        }
+        Err(Unparkable { kernel: self.name(), workgroup: self.control.first_inside().unwrap_or(0) })
+    }
+
+    /// Whether it launches nothing for now, so that nobody can hold it up.
+    pub(crate) fn rests(&self) -> bool {
+        self.failure.get().is_some() || self.order() == Order::Park
+    }
+
     /// Whether a call of the driver's has kept the feeder for longer than such calls take: somebody else's call
     /// holds the context and waits for the slices.
     pub(crate) fn is_held_up(&self) -> bool {
@@ -463,6 +487,7 @@ impl ResidentCore {
         if goes_on {
             self.top_up(1);
             self.wake_feeder();
+            self.context.cold.wake_watch();
         }
         goes_on
     }

@@ -172,11 +172,17 @@ impl CudaSemaphore {
     /// Looks at the event behind `value` until it is over, for a while.
     fn look(&self, value: u64, deadline: Deadline) {
         let Some(signal) = self.coming().first_at(value).cloned() else { return };
-        let Ok(_current) = signal.event.context().enter() else { return };
+        let context = signal.event.context();
+        let Ok(_current) = context.enter() else { return };
         let start = Instant::now();
         let end = deadline.instant().min(start + LOOK);
         while self.known() < value {
-            match signal.event.is_done() {
+            // A call that holds the context may outlast the deadline; asleep it can be kept.
+            let Some(asking) = context.cold.ask() else { return };
+            let is_done = signal.event.is_done();
+            // Before anybody is woken, who may want the context.
+            drop(asking);
+            match is_done {
                 Ok(false) => {}
                 Ok(true) => return self.reached(signal.value),
                 Err(_) => return signal.ask_queue(),
@@ -222,6 +228,7 @@ impl Semaphore for CudaSemaphore {
         }
         let next = self.coming().signals.front().cloned();
         if let Some(signal) = next
+            && let Some(_asking) = signal.event.context().cold.ask()
             && let Ok(_current) = signal.event.context().enter()
             // An error is for the signal's queue to find, which the reactor looks after.
             && let Ok(true) = signal.event.is_done()

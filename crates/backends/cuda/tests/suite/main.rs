@@ -11,11 +11,14 @@ mod injected;
 mod interop;
 #[cfg(feature = "nvml")]
 mod links;
+mod memory;
 mod opening;
 mod other;
 mod probe;
 mod residents;
 #[cfg(target_os = "linux")]
 mod sharing;
+mod stress;
 mod support;
 mod visible;
+mod waits;

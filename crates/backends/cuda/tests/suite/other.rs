@@ -149,6 +149,18 @@ impl Other {
         })
     }
 
+    pub(crate) fn begin_capture_mode(&self, context: u64, stream: u64, mode: c_int) -> Result<(), c_int> {
+        self.within(context, || call!(self, cuStreamBeginCapture_v2(raw(stream) => Raw, mode => c_int)))
+    }
+
+    pub(crate) fn end_capture(&self, context: u64, stream: u64) -> Result<u64, c_int> {
+        self.within(context, || {
+            let mut graph = ptr::null_mut::<c_void>();
+            call!(self, cuStreamEndCapture(raw(stream) => Raw, &mut graph => *mut Raw))?;
+            Ok(graph.expose_provenance() as u64)
+        })
+    }
+
     pub(crate) fn begin_capture(&self, context: u64, stream: u64) -> Result<(), c_int> {
         self.within(context, || call!(self, cuStreamBeginCapture_v2(raw(stream) => Raw, 1 => c_int)))
     }

@@ -1,6 +1,10 @@
 //! Devices of a stand-in driver, and the kernels it has.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    thread,
+    time::{Duration, Instant},
+};
 
 use warpweft_core_types::{
     Arg, Backend, BufferDesc, BufferView, CodeFormat, CopyRegion, Device, Features, ForeignCode, Kernel,
@@ -113,5 +117,14 @@ impl Lane {
         window.read(&mut bytes)?;
         let words: Vec<u32> = bytes.as_chunks().0.iter().map(|word| u32::from_le_bytes(*word)).collect();
         if words == [7, 8, 9, 10] { Ok(()) } else { Err(format!("{words:?}").into()) }
+    }
+}
+
+/// Waits for something that another thread does.
+pub(crate) fn until(mut done: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !done() {
+        assert!(start.elapsed() < PATIENCE, "it does not come");
+        thread::yield_now();
     }
 }

@@ -4,8 +4,8 @@ use std::{sync::Arc, time::Instant};
 
 use libtest_mimic::Failed;
 use warpweft_core_types::{
-    Arg, BufferDesc, BufferView, Deadline, Features, KernelCode, Launch, Op, Resident, ResidentDesc,
-    ResidentError, ResidentState, SliceConfig,
+    Arg, BufferDesc, BufferView, Deadline, Features, KernelCode, Launch, LoadError, Op, Resident,
+    ResidentDesc, ResidentError, ResidentState, SliceConfig,
 };
 
 use crate::{
@@ -34,6 +34,7 @@ pub(super) const CASES: &[Case] = &[
         .needs(NEEDS)
         .covers(&["Residents::budget"]),
     Case::new("resident::one_that_does_not_yield_is_named", one_that_does_not_yield_is_named).needs(NEEDS),
+    Case::new("resident::one_that_does_not_yield_holds_no_load_up", no_load_is_held_up).needs(NEEDS),
     Case::new("resident::a_failure_ends_it", a_failure_ends_it)
         .needs(NEEDS)
         .may_lose_device()
@@ -211,6 +212,23 @@ fn one_that_does_not_yield_is_named(cx: &Context) -> Verdict {
     assert_eq!(resident.state(), ResidentState::Running, "it runs as before");
     release.write(&1_u32.to_le_bytes())?;
     resident.park(within())?;
+    Ok(resident.stop(within())?)
+}
+
+/// Case K1 where a resident keeps no promise: a load that would wait for it is refused, by a deadline.
+fn no_load_is_held_up(cx: &Context) -> Verdict {
+    let release = cx.window(0, 4)?;
+    let resident = start(cx, &kernels::stubborn(), 1, &[Arg::Buffer(&release)])?;
+    let started = Instant::now();
+    let refused = cx.device(0).load(&kernels::number()).err();
+    assert!(started.elapsed() < PATIENCE / 2, "it took {:?}", started.elapsed());
+    let named = |error: &LoadError| {
+        let LoadError::Unparkable { device, kernel, .. } = error else { return false };
+        *device == cx.infos[0].id && kernel == "stubborn"
+    };
+    assert!(refused.as_ref().is_none_or(named), "{refused:?}");
+    release.write(&1_u32.to_le_bytes())?;
+    cx.device(0).load(&kernels::number())?;
     Ok(resident.stop(within())?)
 }
 

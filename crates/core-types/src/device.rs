@@ -238,14 +238,17 @@ pub trait Device: Any + fmt::Debug + Send + Sync {
     }
 }
 
-impl dyn Device {
+/// What every device has for convenience.
+pub trait DeviceExt: Device {
     /// Does a call of the vendor's, by another library or the program itself, that may wait for everything
     /// that runs on the device: residents give way meanwhile.
-    pub fn foreign<R>(&self, call: impl FnOnce() -> R) -> R {
+    fn foreign<R>(&self, call: impl FnOnce() -> R) -> R {
         let _way = self.residents().map(Residents::give_way);
         call()
     }
 }
+
+impl<D: Device + ?Sized> DeviceExt for D {}
 
 /// The optional family of devices whose queues and kernels reach memory of other devices.
 pub trait Peers: fmt::Debug + Send + Sync {

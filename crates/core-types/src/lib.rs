@@ -48,8 +48,8 @@ pub use buffer::{Buffer, BufferDesc, BufferView, HostMapping, MemoryKind, Memory
 pub use clock::{ClockModel, ClockReport, ClockSample, DeviceClock, HostTime, TimestampRegion};
 pub use deadline::Deadline;
 pub use device::{
-    Backend, Device, DeviceInfo, DeviceKind, Features, HostImport, HostMemory, Limits, Links, MemoryUsage,
-    PeerAccess, Peers,
+    Backend, Device, DeviceExt, DeviceInfo, DeviceKind, Features, HostImport, HostMemory, Limits, Links,
+    MemoryUsage, PeerAccess, Peers,
 };
 pub use error::{
     AllocError, DriverError, ErrorClass, Failure, GraphError, InteropError, LaunchError, LoadError,

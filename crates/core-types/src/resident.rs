@@ -22,10 +22,10 @@ pub trait Residents: fmt::Debug + Send + Sync {
     /// Multiprocessors the device keeps for residents.
     fn budget(&self) -> ResidentBudget;
 
-    /// Makes residents give way, with short slices, until the result is dropped. [`dyn Device::foreign`] is
+    /// Makes residents give way, with short slices, until the result is dropped. [`DeviceExt::foreign`] is
     /// the usual way to it.
     ///
-    /// [`dyn Device::foreign`]: trait.Device.html#method.foreign
+    /// [`DeviceExt::foreign`]: crate::DeviceExt::foreign
     fn give_way(&self) -> GiveWay;
 }
 
@@ -78,9 +78,9 @@ pub struct SliceConfig {
 
 impl SliceConfig {
     /// Slices that end only for somebody who waits. Vendor calls that are not made by this workspace must then
-    /// be made inside [`dyn Device::foreign`], or they wait for as long as the resident lives.
+    /// be made inside [`DeviceExt::foreign`], or they wait for as long as the resident lives.
     ///
-    /// [`dyn Device::foreign`]: trait.Device.html#method.foreign
+    /// [`DeviceExt::foreign`]: crate::DeviceExt::foreign
     #[must_use]
     pub const fn unbounded(mut self) -> Self {
         self.longest = Duration::MAX;

@@ -33,8 +33,6 @@ pub(crate) const NAME: &str = "cuda";
 pub struct CudaBackend {
     shared: Arc<Shared>,
     slots: Vec<Slot>,
-    /// Two devices that are opened at once would each find the other's slot locked.
-    opening: Mutex<()>,
 }
 
 /// A device that may be open.
@@ -82,7 +80,7 @@ impl CudaBackend {
             open: Mutex::default(),
         };
         let slots = facts.into_iter().map(|facts| Slot { facts, open: Mutex::default() }).collect();
-        Ok(Self { shared: Arc::new(shared), slots, opening: Mutex::default() })
+        Ok(Self { shared: Arc::new(shared), slots })
     }
 
     /// The newest CUDA version the driver speaks, as major and minor.
@@ -167,7 +165,6 @@ impl Backend for CudaBackend {
             return Err(OpenError::Failed(left(slot.facts.info.id)));
         }
         self.require(slot, required)?;
-        let _one_at_a_time = self.opening.lock().unwrap_or_else(PoisonError::into_inner);
         let mut open = slot.open.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(device) = open.upgrade() {
             return Ok(device);

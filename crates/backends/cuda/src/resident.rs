@@ -411,7 +411,7 @@ impl ResidentCore {
         Err(Unparkable { kernel: self.name(), workgroup: self.control.first_inside().unwrap_or(0) })
     }
 
-    /// Whether it launches nothing for now, so that nobody can hold it up.
+    /// Whether it launches nothing until somebody resumes it, so that nobody can hold it up.
     pub(crate) fn rests(&self) -> bool {
         self.failure.get().is_some() || self.order() == Order::Park
     }

@@ -12,10 +12,10 @@ use std::{
 };
 
 use warpweft_core_types::{
-    AllocError, Arg, Backend, BufferDesc, BufferView, CodeFormat, Deadline, Failure, Features, FillRegion,
-    ForeignCode, GraphNode, HostMemory, KernelCode, KernelContract, Launch, LoadError, Op, OpenError,
-    OwnedOp, Param, PreparedGraph, QueueDesc, ResidentDesc, ResidentError, ResidentState, SemaphorePoint,
-    SharedMemory, SignalError, Submission, SubmitError, WaitError,
+    AllocError, Arg, Backend, BufferDesc, BufferView, CodeFormat, Deadline, DeviceExt as _, Failure,
+    Features, FillRegion, ForeignCode, GraphNode, HostMemory, KernelCode, KernelContract, Launch, LoadError,
+    Op, OpenError, OwnedOp, Param, PreparedGraph, QueueDesc, ResidentDesc, ResidentError, ResidentState,
+    SemaphorePoint, SharedMemory, SignalError, Submission, SubmitError, WaitError,
 };
 use warpweft_cuda::{CudaBackend, CudaConfig};
 use warpweft_stand_in_cuda::StandIn;

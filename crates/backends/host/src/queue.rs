@@ -172,7 +172,7 @@ impl QueueCore {
     }
 
     /// Puts the queue in the engine's list if its first job is ready or pointless, else leaves a waker with
-    /// all that it waits for. Runs no code of others.
+    /// all that it waits for. Under the lock nothing is woken, since asking a semaphore wakes nobody.
     fn schedule(self: &Arc<Self>, mut state: MutexGuard<'_, State>) {
         if state.phase != Phase::Idle {
             return;

@@ -86,7 +86,7 @@ fn calls(backend: &CudaBackend, ordinal: u32) -> Vec<Check> {
             (true, false) => Check::missing(
                 name,
                 format!(
-                    "{call}: waits for residents on this driver ({took}); make it inside `Device::foreign`"
+                    "{call}: waits for residents on this driver ({took}); make it inside `DeviceExt::foreign`"
                 ),
             ),
         }

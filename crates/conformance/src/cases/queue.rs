@@ -3,8 +3,8 @@
 use std::{sync::Arc, task::Wake};
 
 use warpweft_core_types::{
-    Backend, Failure, Features, FillRegion, Op, OpenError, QueueDesc, SemaphorePoint, Submission,
-    SubmitError, WaitError,
+    Arg, Backend, Failure, Features, FillRegion, Launch, Op, OpenError, QueueDesc, SemaphorePoint,
+    Submission, SubmitError, WaitError,
 };
 
 use warpweft_host::HostBackend;
@@ -12,6 +12,7 @@ use warpweft_host::HostBackend;
 use crate::{
     context::{Context, Lane, MOMENT, PATIENCE, gate},
     harness::{Case, Verdict},
+    kernels,
 };
 
 pub(super) const CASES: &[Case] = &[
@@ -30,6 +31,8 @@ pub(super) const CASES: &[Case] = &[
     Case::new("queue::foreign_signals_are_refused", foreign_signals_are_refused),
     Case::new("queue::a_failed_wait_fails_what_waits", a_failed_wait_fails_what_waits),
     Case::new("queue::a_failure_among_several_waits_is_noticed", a_failure_among_several_waits_is_noticed),
+    Case::new("queue::a_failure_spares_what_is_before_it", a_failure_spares_what_is_before_it)
+        .needs(Features::HOST_VISIBLE_MEMORY),
     Case::new("queue::a_long_chain_fails_without_a_deep_stack", a_long_chain_fails),
     Case::new("queue::a_waker_that_panics_harms_nobody", a_waker_that_panics_harms_nobody),
     Case::new("queue::dropping_it_cancels_nothing", dropping_it_cancels_nothing),
@@ -160,6 +163,19 @@ fn a_failure_among_several_waits_is_noticed(cx: &Context) -> Verdict {
     let (_, held) = lane.submit(&[never, failing.clone()], &[])?;
     failing.semaphore.fail(Arc::new(Failure::Cancelled));
     assert!(matches!(held.wait(PATIENCE), Err(WaitError::Failed(_))));
+    Ok(())
+}
+
+fn a_failure_spares_what_is_before_it(cx: &Context) -> Verdict {
+    let (lane, gate) = (cx.lane(0)?, gate(cx.device(0))?);
+    let (kernel, word) = (cx.kernel(0, &kernels::blocking())?, cx.window(0, 4)?);
+    let args = [Arg::Buffer(&word)];
+    let (_, first) = lane.submit(&[], &[Op::Launch(Launch::new(&kernel, [1; 3], &args)?)])?;
+    let (_, second) = lane.submit(std::slice::from_ref(&gate), &[])?;
+    gate.semaphore.fail(Arc::new(Failure::Cancelled));
+    word.write(&1_u32.to_le_bytes())?;
+    let (first, second) = (first.wait(PATIENCE), second.wait(PATIENCE));
+    assert!(first.is_ok() && matches!(second, Err(WaitError::Failed(_))), "{first:?}, {second:?}");
     Ok(())
 }
 

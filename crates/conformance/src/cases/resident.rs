@@ -4,8 +4,8 @@ use std::{sync::Arc, time::Instant};
 
 use libtest_mimic::Failed;
 use warpweft_core_types::{
-    Arg, BufferDesc, BufferView, Deadline, Features, KernelCode, Launch, LoadError, Op, Resident,
-    ResidentDesc, ResidentError, ResidentState, SliceConfig,
+    Arg, BufferDesc, BufferView, Deadline, DeviceExt as _, Features, KernelCode, Launch, LoadError, Op,
+    Resident, ResidentDesc, ResidentError, ResidentState, SliceConfig,
 };
 
 use crate::{

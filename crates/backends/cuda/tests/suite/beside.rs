@@ -3,8 +3,8 @@
 use std::{sync::mpsc, thread, time::Duration};
 
 use warpweft_core_types::{
-    Arg, BufferDesc, BufferView, Deadline, Launch, Resident, ResidentDesc, ResidentError, ResidentState,
-    SliceConfig,
+    Arg, BufferDesc, BufferView, Deadline, DeviceExt as _, Launch, Resident, ResidentDesc, ResidentError,
+    ResidentState, SliceConfig,
 };
 use warpweft_stand_in_cuda::StandIn;
 

@@ -1,11 +1,6 @@
-//! Hostile tests: memory.
+//! Memory: imports, sizes, and what is left when something fails.
 
-use std::{
-    fs,
-    ptr::NonNull,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{fs, sync::Arc, time::Instant};
 
 use warpweft_core_types::{
     AllocError, Backend, BufferDesc, BufferView, CopyRegion, Features, FillRegion, HostMemory, Op,
@@ -16,41 +11,20 @@ use warpweft_stand_in_cuda::StandIn;
 
 use crate::{
     other::{Other, memory},
-    support::{Lane, Outcome, PATIENCE, backend, config, until},
+    support::{Lane, Outcome, PATIENCE, Pages, backend, config, served, until},
 };
-
-#[repr(align(4096))]
-struct Page(#[expect(dead_code, reason = "room")] [u8; 4096]);
-
-/// Whole pages that are never given back.
-#[expect(unsafe_code, reason = "vouches for memory made here")]
-fn pages(count: usize) -> (NonNull<u8>, impl Fn(usize, usize) -> HostMemory) {
-    let pages: Vec<Page> = (0..count).map(|_| Page([0; 4096])).collect();
-    let base = NonNull::new(Box::leak(pages.into_boxed_slice()).as_mut_ptr().cast::<u8>()).unwrap();
-    let at = base.addr();
-    let _ = at;
-    let addr = base.as_ptr().expose_provenance();
-    (base, move |first: usize, n: usize| {
-        let start = std::ptr::with_exposed_provenance_mut::<u8>(addr + first * 4096);
-        // SAFETY: never given back.
-        unsafe { HostMemory::new(NonNull::new(start).unwrap(), n * 4096, Arc::new(())) }
-    })
-}
-
-fn settle() {
-    std::thread::sleep(Duration::from_millis(100));
-}
 
 /// Two devices import the same memory; the first lets go; the second goes on.
 #[test]
 fn a_second_import_outlives_the_first() -> Outcome {
-    let backend = backend(&StandIn::load()?);
+    let stand_in = StandIn::load()?;
+    let backend = backend(&stand_in);
     let (one, mut two) = (Lane::open(&backend, 0)?, Lane::open(&backend, 1)?);
-    let (_base, part) = pages(1);
-    let first = one.device.host_import().ok_or("absent")?.import(part(0, 1))?;
-    let second = BufferView::whole(two.device.host_import().ok_or("absent")?.import(part(0, 1))?);
+    let pages = Pages::new(1);
+    let first = one.device.host_import().ok_or("absent")?.import(pages.part(0, 1))?;
+    let second = BufferView::whole(two.device.host_import().ok_or("absent")?.import(pages.part(0, 1))?);
     drop(first);
-    settle();
+    served(&stand_in, &one.device)?;
     two.submit(&[Op::Fill(FillRegion::bytes(&second, 7))])?.wait(PATIENCE)?;
     let mut byte = [0];
     second.read(&mut byte)?;
@@ -61,15 +35,15 @@ fn a_second_import_outlives_the_first() -> Outcome {
 /// Import, drop, import again: the undoing of the first is still to come.
 #[test]
 fn memory_can_be_imported_again_at_once() -> Outcome {
-    let backend = backend(&StandIn::load()?);
-    let mut lane = Lane::open(&backend, 0)?;
-    let (_base, part) = pages(1);
+    let stand_in = StandIn::load()?;
+    let mut lane = Lane::open(&backend(&stand_in), 0)?;
+    let pages = Pages::new(1);
     for round in 0..200 {
-        let import = lane.device.host_import().ok_or("absent")?.import(part(0, 1))?;
+        let import = lane.device.host_import().ok_or("absent")?.import(pages.part(0, 1))?;
         drop(import);
-        let again = BufferView::whole(lane.device.host_import().ok_or("absent")?.import(part(0, 1))?);
+        let again = BufferView::whole(lane.device.host_import().ok_or("absent")?.import(pages.part(0, 1))?);
         if round % 10 == 0 {
-            settle();
+            served(&stand_in, &lane.device)?;
         }
         lane.submit(&[Op::Fill(FillRegion::bytes(&again, 7))])
             .and_then(|p| Ok(p.wait(PATIENCE)?))
@@ -83,10 +57,10 @@ fn memory_can_be_imported_again_at_once() -> Outcome {
 fn a_gap_between_pinned_pages_is_found() -> Outcome {
     let backend = backend(&StandIn::load()?);
     let mut lane = Lane::open(&backend, 0)?;
-    let (_base, part) = pages(3);
+    let pages = Pages::new(3);
     let family = lane.device.host_import().ok_or("absent")?;
-    let (_a, _c) = (family.import(part(0, 1))?, family.import(part(2, 1))?);
-    let all = match family.import(part(0, 3)) {
+    let (_a, _c) = (family.import(pages.part(0, 1))?, family.import(pages.part(2, 1))?);
+    let all = match family.import(pages.part(0, 3)) {
         Err(AllocError::CannotImport { .. }) => return Ok(()),
         other => BufferView::whole(other?),
     };
@@ -162,7 +136,8 @@ fn kept_pinned_memory_is_given_back_before_running_out() -> Outcome {
 /// A drop of a host buffer's import from another backend in many orders.
 #[test]
 fn imports_of_host_backend_buffers_in_two_devices() -> Outcome {
-    let backend = backend(&StandIn::load()?);
+    let stand_in = StandIn::load()?;
+    let backend = backend(&stand_in);
     let mut lanes = [Lane::open(&backend, 0)?, Lane::open(&backend, 1)?];
     let stranger = HostBackend::with_devices(1)?.open(0, Features::empty())?;
     let theirs = stranger.allocate(&BufferDesc::host_visible(1 << 16))?;
@@ -175,7 +150,7 @@ fn imports_of_host_backend_buffers_in_two_devices() -> Outcome {
             })
             .collect::<Outcome<_>>()?;
         imports[turn % 2] = None;
-        settle();
+        served(&stand_in, &lanes[turn % 2].device)?;
         let last = 1 - turn % 2;
         let view = imports[last].clone().unwrap();
         lanes[last]

@@ -1,58 +1,29 @@
-//! Hostile tests: residents, clocks, graphs, code, order of drops, many threads.
+//! Much at once and in every order: residents, graphs, drops, threads.
 
 use std::{
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
-        mpsc,
     },
     thread,
     time::{Duration, Instant},
 };
 
 use warpweft_core_types::{
-    Access, Arg, BufferDesc, BufferView, CodeFormat, CopyRegion, Deadline, FillRegion, ForeignCode,
-    GraphNode, KernelCode, KernelContract, Launch, Op, Param, PreparedGraph, QueueDesc, Resident,
-    ResidentDesc, ResidentError, ResidentState, SemaphorePoint, SliceConfig, Submission, TimestampRegion,
-    WaitError,
+    Access, Arg, BufferDesc, BufferView, CopyRegion, Deadline, DeviceExt as _, FillRegion, GraphNode, Launch,
+    Op, PreparedGraph, QueueDesc, Resident, ResidentDesc, ResidentError, ResidentState, SemaphorePoint,
+    SliceConfig, Submission, TimestampRegion, WaitError,
 };
 use warpweft_cuda::CudaBackend;
 use warpweft_stand_in_cuda::StandIn;
 
-use crate::support::{Lane, Outcome, PATIENCE, backend, blocking, counter, failing, kernel, number};
-
-const LIMIT: Duration = Duration::from_secs(5);
-
-fn soon<R: Send + 'static>(body: impl FnOnce() -> R + Send + 'static) -> Option<R> {
-    let (done, ended) = mpsc::channel();
-    thread::spawn(move || {
-        let result = body();
-        let _ = done.send(result);
-    });
-    ended.recv_timeout(4 * LIMIT).ok()
-}
+use crate::support::{
+    LIMIT, Lane, Outcome, PATIENCE, backend, blocking, counter, failing, kernel, number, soon, stubborn,
+    until,
+};
 
 fn within() -> Deadline {
     Deadline::within(PATIENCE)
-}
-
-#[expect(unsafe_code, reason = "asserts what foreign code does")]
-fn code(contract: KernelContract, params: &str) -> KernelCode {
-    let text = format!(
-        ".version 8.0\n.target sm_70\n.address_size 64\n.visible .entry {}({params})\n{{ ret; }}\n",
-        contract.name
-    );
-    // SAFETY: the stand-in runs a function of its own.
-    unsafe {
-        KernelCode::new().with_foreign([contract], ForeignCode::Source { format: CodeFormat::Ptx, text })
-    }
-}
-
-fn stubborn() -> KernelCode {
-    code(
-        KernelContract::new("stubborn", [Param::read(4)]).resident(),
-        ".param .align 8 .b8 s[56], .param .u64 a",
-    )
 }
 
 fn start(
@@ -86,7 +57,7 @@ fn a_reopened_device_knows_what_still_runs() -> Outcome {
     let (resident, word) = start(&lane, &kernel, 3)?;
     drop((kernel, resident));
     drop(lane);
-    let reopened = soon(move || {
+    let reopened = soon(PATIENCE, move || {
         let device = backend.open(0, Features::empty()).map_err(|e| e.to_string());
         (device.map(|d| d.residents().unwrap().budget()), backend)
     });
@@ -115,7 +86,8 @@ fn the_first_resident_starts_beside_loads() -> Outcome {
                 })
             })
             .collect();
-        thread::sleep(Duration::from_millis(5));
+        let loaded = stand_in.calls("cuModuleLoadDataEx") + 3;
+        until(|| stand_in.calls("cuModuleLoadDataEx") > loaded);
         let outcome = start(&lane, &kernel, 2);
         over.store(true, Ordering::Relaxed);
         loads.into_iter().for_each(|thread| thread.join().unwrap());
@@ -162,11 +134,7 @@ fn slices_and_deadlines_of_zero() -> Outcome {
         if let Ok(resident) = lane.device.residents().unwrap().launch(&desc) {
             resident.stop(within())?;
         }
-        let started = Instant::now();
-        while lane.device.residents().unwrap().budget().used > 0 {
-            assert!(started.elapsed() < LIMIT, "seats are not given back");
-            thread::yield_now();
-        }
+        until(|| lane.device.residents().unwrap().budget().used == 0);
     }
     Ok(())
 }
@@ -189,7 +157,7 @@ fn a_forgotten_way_harms_nobody() -> Outcome {
 /// The device is lost in the middle of parks, replays and readings.
 #[test]
 fn a_device_lost_in_the_middle_of_everything() -> Outcome {
-    let outcome = soon(|| -> Outcome {
+    let outcome = soon(PATIENCE, || -> Outcome {
         for round in 0..10_u64 {
             let stand_in = StandIn::load()?;
             let backend = backend(&stand_in);
@@ -315,7 +283,7 @@ fn operands_of_many_threads() -> Outcome {
 /// Every order of drops while work is under way.
 #[test]
 fn every_order_of_drops() -> Outcome {
-    let outcome = soon(|| -> Outcome {
+    let outcome = soon(PATIENCE, || -> Outcome {
         let stand_in = StandIn::load()?;
         let mut seed = 12345_u64;
         for round in 0..60 {
@@ -415,7 +383,6 @@ fn every_order_of_drops() -> Outcome {
             assert!(matches!(settled, Err(WaitError::Failed(_))), "round {round}: {settled:?}");
             drop(held);
         }
-        let started = Instant::now();
         let kinds = [
             "contexts",
             "streams",
@@ -429,10 +396,7 @@ fn every_order_of_drops() -> Outcome {
             "reservations",
             "linkers",
         ];
-        while kinds.iter().any(|kind| stand_in.live(kind) > 0) {
-            assert!(started.elapsed() < LIMIT, "{:?}", kinds.map(|kind| (kind, stand_in.live(kind))));
-            thread::yield_now();
-        }
+        until(|| kinds.iter().all(|kind| stand_in.live(kind) == 0));
         Ok(())
     });
     outcome.ok_or("it hangs")?
@@ -441,7 +405,7 @@ fn every_order_of_drops() -> Outcome {
 /// Many threads do everything at once.
 #[test]
 fn many_threads_do_everything_at_once() -> Outcome {
-    let outcome = soon(|| -> Outcome {
+    let outcome = soon(PATIENCE, || -> Outcome {
         let stand_in = StandIn::load()?;
         let backend = Arc::new(backend(&stand_in));
         let until = Instant::now() + Duration::from_secs(6);
@@ -518,7 +482,7 @@ fn a_failure_does_not_reach_what_is_before_it() -> Outcome {
         signals: std::slice::from_ref(&second),
     })?;
     cause.semaphore.fail(Arc::new(warpweft_core_types::Failure::Cancelled));
-    thread::sleep(Duration::from_millis(20));
+    until(|| lane.queue.failure().is_some());
     word.write(&1_u32.to_le_bytes())?;
     let (first, second) = (first.wait(PATIENCE), second.wait(PATIENCE));
     assert!(first.is_ok() && second.is_err(), "first {first:?}, second {second:?}");
@@ -532,22 +496,17 @@ fn a_load_beside_a_stubborn_resident_ends() -> Outcome {
     let kernel = kernel(&lane.device, &stubborn())?;
     let (resident, word) = start(&lane, &kernel, 1)?;
     let device = Arc::clone(&lane.device);
-    let (done, ended) = mpsc::channel();
-    let loading = thread::spawn(move || {
-        let _ = done.send(device.load(&number()).map(drop));
-    });
-    let outcome = ended.recv_timeout(LIMIT);
+    let outcome = soon(LIMIT, move || device.load(&number()).map(drop));
     word.write(&1_u32.to_le_bytes())?;
-    loading.join().unwrap();
     resident.stop(within())?;
-    assert!(outcome.is_ok(), "a load takes as long as a handler that does not return");
+    assert!(outcome.is_some(), "a load takes as long as a handler that does not return");
     Ok(())
 }
 
 /// Many submissions without a signal, and queues of one.
 #[test]
 fn counts_of_submissions() -> Outcome {
-    let outcome = soon(|| -> Outcome {
+    let outcome = soon(PATIENCE, || -> Outcome {
         let backend = backend(&StandIn::load()?);
         let lane = Lane::open(&backend, 0)?;
         let one = lane.device.create_queue(&QueueDesc { capacity: 1 })?;
@@ -593,10 +552,6 @@ fn devices_opened_and_dropped_at_once() -> Outcome {
         thread.join().map_err(|_| "panic")??;
     }
     drop(backend);
-    let started = Instant::now();
-    while stand_in.live("contexts") + stand_in.live("pools") > 0 {
-        assert!(started.elapsed() < LIMIT, "{} {}", stand_in.live("contexts"), stand_in.live("pools"));
-        thread::yield_now();
-    }
+    until(|| stand_in.live("contexts") + stand_in.live("pools") == 0);
     Ok(())
 }

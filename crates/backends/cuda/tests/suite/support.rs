@@ -1,14 +1,16 @@
 //! Devices of a stand-in driver, and the kernels it has.
 
 use std::{
-    sync::Arc,
+    ptr::NonNull,
+    sync::{Arc, mpsc},
     thread,
     time::{Duration, Instant},
 };
 
 use warpweft_core_types::{
-    Arg, Backend, BufferDesc, BufferView, CodeFormat, CopyRegion, Device, Features, ForeignCode, Kernel,
-    KernelCode, KernelContract, Launch, LoadError, Op, Param, Queue, QueueDesc, SemaphorePoint, Submission,
+    Arg, Backend, BufferDesc, BufferView, CodeFormat, CopyRegion, Device, Features, ForeignCode, HostMemory,
+    Kernel, KernelCode, KernelContract, Launch, LoadError, Op, Param, Queue, QueueDesc, SemaphorePoint,
+    Submission,
 };
 use warpweft_cuda::{CudaBackend, CudaConfig};
 use warpweft_stand_in_cuda::StandIn;
@@ -32,7 +34,7 @@ fn ptx(name: &str, params: &str) -> String {
 }
 
 #[expect(unsafe_code, reason = "asserts what foreign code does")]
-fn code(contract: KernelContract, params: &str) -> KernelCode {
+pub(crate) fn code(contract: KernelContract, params: &str) -> KernelCode {
     let text = ptx(&contract.name, params);
     let code = ForeignCode::Source { format: CodeFormat::Ptx, text };
     // SAFETY: the stand-in runs a function of its own for this entry, which looks every access up.
@@ -62,6 +64,12 @@ pub(crate) fn failing() -> KernelCode {
 /// A resident that counts.
 pub(crate) fn counter() -> KernelCode {
     let contract = KernelContract::new("counter", [Param::read_write(4)]).resident();
+    code(contract, &format!("{SLICE}, .param .u64 a"))
+}
+
+/// A resident that returns only once its word is set.
+pub(crate) fn stubborn() -> KernelCode {
+    let contract = KernelContract::new("stubborn", [Param::read(4)]).resident();
     code(contract, &format!("{SLICE}, .param .u64 a"))
 }
 
@@ -127,4 +135,54 @@ pub(crate) fn until(mut done: impl FnMut() -> bool) {
         assert!(start.elapsed() < PATIENCE, "it does not come");
         thread::yield_now();
     }
+}
+
+/// Longer than anything may take that has nothing to wait for, or a deadline of a tenth of a second.
+pub(crate) const LIMIT: Duration = Duration::from_secs(3);
+
+/// Does something on a thread; `None` if that takes longer.
+pub(crate) fn soon<R: Send + 'static>(
+    limit: Duration,
+    body: impl FnOnce() -> R + Send + 'static,
+) -> Option<R> {
+    let (done, ended) = mpsc::channel();
+    thread::spawn(move || {
+        // Nobody listens after the limit.
+        let _heard = done.send(body());
+    });
+    ended.recv_timeout(limit).ok()
+}
+
+/// Whole pages of host memory that are never given back.
+pub(crate) struct Pages(NonNull<Page>);
+
+#[repr(align(4096))]
+struct Page(#[expect(dead_code, reason = "room")] [u8; 4096]);
+
+impl Pages {
+    pub(crate) fn new(count: usize) -> Self {
+        let pages: Box<[Page]> = (0..count).map(|_| Page([0; 4096])).collect();
+        Self(NonNull::from(Box::leak(pages)).cast())
+    }
+
+    /// Some of them. They must have been made.
+    #[expect(unsafe_code, reason = "vouches for memory made here")]
+    pub(crate) fn part(&self, first: usize, count: usize) -> HostMemory {
+        // SAFETY: the pages were made by `new`, are never given back, and no reference to them is left.
+        unsafe { HostMemory::new(self.0.add(first).cast(), count * 4096, Arc::new(())) }
+    }
+}
+
+/// Waits until the backend has asked about events some more times, whatever it makes of the answers.
+pub(crate) fn looked(stand_in: &StandIn) {
+    let enough = stand_in.calls("cuEventQuery") + 20;
+    until(|| stand_in.calls("cuEventQuery") >= enough);
+}
+
+/// Waits until the device's service thread has done what it was given before.
+pub(crate) fn served(stand_in: &StandIn, device: &Arc<dyn Device>) -> Outcome {
+    let unloads = stand_in.calls("cuModuleUnload");
+    drop(device.load(&number())?);
+    until(|| stand_in.calls("cuModuleUnload") > unloads);
+    Ok(())
 }

@@ -1,10 +1,13 @@
-//! Hostile tests: calls that can wait, and what they wait for.
+//! Calls that can wait, and what they wait for.
 
 use std::{
-    sync::{Arc, Condvar, Mutex, mpsc},
+    sync::{
+        Arc, Condvar, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
     task::{Wake, Waker},
     thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use warpweft_core_types::{
@@ -14,22 +17,10 @@ use warpweft_stand_in_cuda::StandIn;
 
 use crate::{
     other::{Other, stream},
-    support::{Lane, Outcome, PATIENCE, backend, blocking, failing, kernel, number},
+    support::{
+        LIMIT, Lane, Outcome, PATIENCE, backend, blocking, failing, kernel, looked, number, soon, until,
+    },
 };
-
-/// Longer than anything here may take that has a deadline of a tenth of a second or none to wait for.
-const LIMIT: Duration = Duration::from_secs(3);
-
-/// Does something on a thread; `None` if that takes longer than the limit.
-fn soon<R: Send + 'static>(body: impl FnOnce() -> R + Send + 'static) -> Option<(R, Duration)> {
-    let (done, ended) = mpsc::channel();
-    thread::spawn(move || {
-        let started = Instant::now();
-        let result = body();
-        let _ = done.send((result, started.elapsed()));
-    });
-    ended.recv_timeout(LIMIT).ok()
-}
 
 /// A kernel that runs until its word is set.
 struct Stuck {
@@ -66,8 +57,12 @@ fn held_context(stand_in: &StandIn, lane: &mut Lane) -> Outcome<(Stuck, thread::
     while stand_in.calls("cuModuleLoadDataEx") == loads {
         thread::yield_now();
     }
-    thread::sleep(Duration::from_millis(20));
     Ok((stuck, loading))
+}
+
+/// The device's context.
+fn handle(lane: &Lane) -> Outcome<u64> {
+    Ok(lane.device.interop().ok_or("absent")?.device_handle().value)
 }
 
 #[test]
@@ -76,7 +71,7 @@ fn a_wait_ends_by_its_deadline_while_a_load_holds_the_context() -> Outcome {
     let mut lane = Lane::open(&backend(&stand_in), 0)?;
     let (stuck, loading) = held_context(&stand_in, &mut lane)?;
     let point = stuck.point.clone();
-    let waited = soon(move || point.wait(Duration::from_millis(100)));
+    let waited = soon(LIMIT, move || point.wait(Duration::from_millis(100)));
     stuck.end();
     loading.join().unwrap();
     assert!(waited.is_some(), "a wait of 100 ms took longer than {LIMIT:?}");
@@ -89,7 +84,7 @@ fn a_poll_does_not_block_while_a_load_holds_the_context() -> Outcome {
     let mut lane = Lane::open(&backend(&stand_in), 0)?;
     let (stuck, loading) = held_context(&stand_in, &mut lane)?;
     let point = stuck.point.clone();
-    let polled = soon(move || point.poll().is_ok());
+    let polled = soon(LIMIT, move || point.poll().is_ok());
     stuck.end();
     loading.join().unwrap();
     assert!(polled.is_some(), "a poll took longer than {LIMIT:?}");
@@ -102,8 +97,9 @@ fn a_clock_reading_ends_by_its_deadline_while_a_load_holds_the_context() -> Outc
     let mut lane = Lane::open(&backend(&stand_in), 0)?;
     let (stuck, loading) = held_context(&stand_in, &mut lane)?;
     let device = Arc::clone(&lane.device);
-    let read =
-        soon(move || device.clock().unwrap().sample(Deadline::within(Duration::from_millis(100))).is_ok());
+    let read = soon(LIMIT, move || {
+        device.clock().unwrap().sample(Deadline::within(Duration::from_millis(100))).is_ok()
+    });
     stuck.end();
     loading.join().unwrap();
     assert!(read.is_some(), "a reading within 100 ms took longer than {LIMIT:?}");
@@ -147,7 +143,7 @@ fn a_capture_of_another_library_fails_no_queue() -> Outcome {
     let stuck = Stuck::start(&mut lane)?;
     let theirs = other.create_stream(context);
     other.begin_capture_mode(context, theirs, 0).map_err(|code| code.to_string())?;
-    thread::sleep(Duration::from_millis(50));
+    looked(&stand_in);
     let ended = other.end_capture(context, theirs);
     stuck.end();
     let waited = stuck.point.wait(PATIENCE);
@@ -173,12 +169,25 @@ fn a_look_at_a_point_during_a_capture_fails_no_queue() -> Outcome {
 }
 
 /// A waker that keeps the thread that calls it until the test lets it go.
-struct Gate(Mutex<bool>, Condvar);
+#[derive(Default)]
+struct Gate {
+    open: Mutex<bool>,
+    changed: Condvar,
+    has_somebody: AtomicBool,
+}
+
+impl Gate {
+    fn open(&self) {
+        *self.open.lock().unwrap() = true;
+        self.changed.notify_all();
+    }
+}
 
 impl Wake for Gate {
     fn wake(self: Arc<Self>) {
-        let open = self.0.lock().unwrap();
-        drop(self.1.wait_timeout_while(open, 2 * LIMIT, |open| !*open));
+        self.has_somebody.store(true, Ordering::Relaxed);
+        let open = self.open.lock().unwrap();
+        drop(self.changed.wait_timeout_while(open, 2 * LIMIT, |open| !*open));
     }
 }
 
@@ -190,14 +199,14 @@ fn a_queue_that_finds_a_fault_by_itself_does_not_hang() -> Outcome {
     let mut b = Lane::open(&backend, 0)?;
     let (a, mut c) = (Lane::open(&backend, 0)?, Lane::open(&backend, 0)?);
     // The reactor is busy with somebody's waker for a while.
-    let gate = Arc::new(Gate(Mutex::new(false), Condvar::new()));
+    let gate = Arc::new(Gate::default());
     let (memory, fails) = (b.memory(BufferDesc::device(64))?, kernel(&b.device, &failing())?);
     let (stays, word) = (kernel(&b.device, &blocking())?, b.memory(BufferDesc::host_visible(4))?);
     let early = Stuck::start_loaded(&mut c, &stays)?;
     early.point.semaphore.wake_when(early.point.value, Waker::from(Arc::clone(&gate)));
     // B signals 1 of its semaphore when it is over, and A waits for 2, which nobody has submitted.
     early.end();
-    thread::sleep(Duration::from_millis(50));
+    until(|| gate.has_somebody.load(Ordering::Relaxed));
     let args = [Arg::Buffer(&word)];
     let args_failing = [Arg::Buffer(&memory)];
     let ops = [
@@ -215,16 +224,16 @@ fn a_queue_that_finds_a_fault_by_itself_does_not_hang() -> Outcome {
     })?;
     // Now the device is lost, and nobody has noticed.
     word.write(&1_u32.to_le_bytes())?;
-    thread::sleep(Duration::from_millis(50));
+    let (other, context) = (Other::of(&stand_in), handle(&a)?);
+    until(|| other.synchronise(context, 0).is_err());
     let (queue, later) = (Arc::clone(&a.queue), SemaphorePoint::new(&done.semaphore, 2));
-    let submitted = soon(move || {
+    let submitted = soon(LIMIT, move || {
         queue
             .submit(&Submission { waits: &[], ops: &[], signals: std::slice::from_ref(&later) })
             .map(drop)
             .map_err(|error| error.to_string())
     });
-    *gate.0.lock().unwrap() = true;
-    gate.1.notify_all();
+    gate.open();
     assert!(submitted.is_some(), "submit hangs");
     let _settled = done.wait(LIMIT);
     Ok(())
@@ -244,17 +253,12 @@ fn the_end_of_one_device_does_not_hold_up_the_other() -> Outcome {
     let stays = Stuck::start(&mut strange)?;
     let last = Stuck::start_loaded(&mut near, &code)?;
     drop(code);
-    let window = last.word.buffer().mapping().unwrap().as_ptr().expose_provenance();
+    let word = last.word.clone();
     drop((last, near));
-    // The buffer lives, since the kernel uses it.
-    let window = std::ptr::with_exposed_provenance_mut::<u32>(window);
-    // SAFETY: as above; the stand-in reads it as an atomic.
-    #[expect(unsafe_code, reason = "ends a kernel whose handles are gone")]
-    unsafe {
-        std::sync::atomic::AtomicU32::from_ptr(window).store(1, std::sync::atomic::Ordering::Release);
-    }
-    thread::sleep(Duration::from_millis(100));
-    let submitted = soon(move || {
+    word.write(&1_u32.to_le_bytes())?;
+    drop(word);
+    looked(&stand_in);
+    let submitted = soon(LIMIT, move || {
         let outcome = far.submit(&[]).map(drop).map_err(|error| error.to_string());
         (outcome, far)
     });
@@ -270,7 +274,7 @@ fn dropping_a_device_does_not_wait_for_the_kernels_of_others() -> Outcome {
     let (ours, theirs) = (backend(&stand_in), backend(&stand_in));
     let (near, mut strange) = (Lane::open(&ours, 0)?, Lane::open(&theirs, 0)?);
     let stays = Stuck::start(&mut strange)?;
-    let dropped = soon(move || drop(near));
+    let dropped = soon(LIMIT, move || drop(near));
     stays.end();
     assert!(dropped.is_some(), "the drop took longer than {LIMIT:?}");
     Ok(())
@@ -350,7 +354,7 @@ fn captures_of_every_kind() -> Outcome {
 fn a_consumer_ahead_of_its_producer_does_not_hang() -> Outcome {
     let stand_in = StandIn::load()?;
     let backend = backend(&stand_in);
-    let outcome = soon(move || -> Outcome {
+    let outcome = soon(LIMIT, move || -> Outcome {
         let (mut producer, consumer) = (Lane::open(&backend, 0)?, Lane::open(&backend, 0)?);
         let memory = producer.memory(BufferDesc::device(64))?;
         let point = |value| SemaphorePoint::new(&producer.next.semaphore, value);
@@ -390,10 +394,7 @@ fn a_consumer_ahead_of_its_producer_does_not_hang() -> Outcome {
         producer.next.value = 1000;
         Ok(())
     });
-    match outcome {
-        None => panic!("it hangs"),
-        Some((outcome, _)) => outcome,
-    }
+    outcome.ok_or("it hangs")?
 }
 
 /// The same with the reactor out of the way, so that it is the queue itself that sees the end of the producer.
@@ -403,7 +404,7 @@ fn a_queue_that_sees_a_value_by_itself_does_not_hang() -> Outcome {
     let backend = backend(&stand_in);
     let (b, a, mut c) = (Lane::open(&backend, 0)?, Lane::open(&backend, 0)?, Lane::open(&backend, 0)?);
     let stays = kernel(&c.device, &blocking())?;
-    let gate = Arc::new(Gate(Mutex::new(false), Condvar::new()));
+    let gate = Arc::new(Gate::default());
     let early = Stuck::start_loaded(&mut c, &stays)?;
     early.point.semaphore.wake_when(early.point.value, Waker::from(Arc::clone(&gate)));
     let produced = |value| SemaphorePoint::new(&b.next.semaphore, value);
@@ -418,19 +419,18 @@ fn a_queue_that_sees_a_value_by_itself_does_not_hang() -> Outcome {
     consume(1)?;
     consume(2)?;
     early.end();
-    thread::sleep(Duration::from_millis(50));
+    until(|| gate.has_somebody.load(Ordering::Relaxed));
     let one = produced(1);
     b.queue.submit(&Submission { waits: &[], ops: &[], signals: std::slice::from_ref(&one) })?;
-    thread::sleep(Duration::from_millis(50));
+    Other::of(&stand_in).synchronise(handle(&b)?, 0).map_err(|code| code.to_string())?;
     let (queue, wait) = (Arc::clone(&a.queue), produced(3));
-    let submitted = soon(move || {
+    let submitted = soon(LIMIT, move || {
         queue
             .submit(&Submission { waits: std::slice::from_ref(&wait), ops: &[], signals: &[] })
             .map(drop)
             .map_err(|error| error.to_string())
     });
-    *gate.0.lock().unwrap() = true;
-    gate.1.notify_all();
+    gate.open();
     assert!(submitted.is_some(), "submit hangs");
     Ok(())
 }
@@ -450,7 +450,8 @@ fn a_capture_of_another_library_ends_no_resident() -> Outcome {
         lane.device.residents().ok_or("absent")?.launch(&warpweft_core_types::ResidentDesc::new(launch))?;
     let theirs = other.create_stream(context);
     other.begin_capture_mode(context, theirs, 0).map_err(|code| code.to_string())?;
-    thread::sleep(Duration::from_millis(50));
+    let asked = stand_in.calls("cuStreamQuery") + 20;
+    until(|| stand_in.calls("cuStreamQuery") >= asked);
     let state = resident.state();
     let ended = other.end_capture(context, theirs);
     assert!(

@@ -168,8 +168,9 @@ impl Pages {
     /// Some of them. They must have been made.
     #[expect(unsafe_code, reason = "vouches for memory made here")]
     pub(crate) fn part(&self, first: usize, count: usize) -> HostMemory {
+        let base = NonNull::new(self.0.as_ptr().wrapping_add(first).cast()).unwrap();
         // SAFETY: the pages were made by `new`, are never given back, and no reference to them is left.
-        unsafe { HostMemory::new(self.0.add(first).cast(), count * 4096, Arc::new(())) }
+        unsafe { HostMemory::new(base, count * 4096, Arc::new(())) }
     }
 }
 

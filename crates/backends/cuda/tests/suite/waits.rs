@@ -256,8 +256,9 @@ fn the_end_of_one_device_does_not_hold_up_the_other() -> Outcome {
     let word = last.word.clone();
     drop((last, near));
     word.write(&1_u32.to_le_bytes())?;
+    let frees = stand_in.calls("cuMemFreeHost");
     drop(word);
-    looked(&stand_in);
+    until(|| stand_in.calls("cuMemFreeHost") > frees);
     let submitted = soon(LIMIT, move || {
         let outcome = far.submit(&[]).map(drop).map_err(|error| error.to_string());
         (outcome, far)

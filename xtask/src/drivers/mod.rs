@@ -94,6 +94,18 @@ pub(crate) fn setup(workspace: &Workspace, only_report: bool) -> Result<usize> {
     Ok(0)
 }
 
+/// What tests can use, after what is missing was brought as far as that goes.
+pub(crate) fn ready(workspace: &Workspace) -> Drivers {
+    let drivers = Drivers::find(workspace);
+    if drivers.missing().next().is_none() {
+        return drivers;
+    }
+    if let Err(error) = bring(workspace) {
+        println!("the Vulkan drivers are not complete: {error:#}");
+    }
+    Drivers::find(workspace)
+}
+
 /// Brings what is missing, and sees whether everything answers.
 fn bring(workspace: &Workspace) -> Result<()> {
     let missing: Vec<Part> = Drivers::find(workspace).missing().collect();
@@ -150,6 +162,14 @@ impl Drivers {
             variables.push(("LD_LIBRARY_PATH", joined(ours.iter().chain(&inherited))?));
         }
         Ok(variables.into_iter().map(|(name, value)| (name.into(), value)).collect())
+    }
+
+    /// As if these drivers were found, with all that goes with them.
+    #[cfg(test)]
+    pub(crate) fn pretended(drivers: &[Driver]) -> Self {
+        let mut parts = vec![Part::Loader, Part::Validation, Part::VulkanInfo];
+        parts.extend(drivers.iter().map(|driver| driver.part()));
+        Self::of_parts(&parts)
     }
 
     #[cfg(test)]

@@ -43,6 +43,11 @@ impl Cmd {
         self
     }
 
+    pub(crate) fn variables(mut self, variables: impl IntoIterator<Item = (String, String)>) -> Self {
+        self.variables.extend(variables);
+        self
+    }
+
     /// Runs the command on our own terminal.
     pub(crate) fn run(&self) -> Result<()> {
         let status = self.start()?.status();

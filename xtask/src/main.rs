@@ -5,10 +5,12 @@
 #![forbid(unsafe_code)]
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a command-line program talks to its user")]
 
+mod apt;
 mod bench;
 mod check;
 mod cmd;
 mod codegen;
+mod drivers;
 mod features;
 mod fuzz;
 mod platforms;
@@ -36,12 +38,8 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Verb {
-    /// Bring the tools that `check` uses into target/tools
-    Setup {
-        /// Only say what is there, what is missing and how to get it
-        #[arg(long)]
-        check: bool,
-    },
+    /// Bring the tools of `check` and the Vulkan drivers of `test` into target/tools
+    Setup(tools::Options),
     /// Judge the text: fmt, tidy, clippy, kernels, and typos and deny where they are installed
     Check {
         /// Fail where a tool is not installed, and look up advisories too
@@ -98,7 +96,7 @@ fn main() -> ExitCode {
 fn run(verb: Verb) -> Result<()> {
     let workspace = Workspace::load()?;
     match verb {
-        Verb::Setup { check } => tools::setup(&workspace, check),
+        Verb::Setup(options) => tools::setup(&workspace, &options),
         Verb::Check { require_tools } => check::run(&workspace, require_tools),
         Verb::Codegen(options) => codegen::run(&workspace, &options),
         Verb::Tidy => tidy::run(&workspace),
@@ -147,7 +145,7 @@ Examples:
   cargo xtask fuzz --seconds 60            each fuzz target for a minute
   cargo xtask bench --compare main         ratios against readings kept for `main`
   cargo xtask codegen                      after a change to a kernel in CUDA C
-  cargo xtask setup --check                which tools are there, and how to get the others
+  cargo xtask setup --check                what is there, and how to get the rest
   cargo xtask help test                    the options of one verb";
 
 #[cfg(test)]

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Result, ensure};
 
 use crate::cmd::Cmd;
+use crate::drivers::{self, Driver, Drivers};
 use crate::report::{Counts, Report};
 use crate::workspace::{TargetKind, Workspace};
 
@@ -55,6 +56,17 @@ const CORPUS_CHECK: &str = "WARPWEFT_TOPOLOGY_CHECK";
 /// The test target of the conformance suite.
 const CONFORMANCE: &str = "conformance";
 
+/// The crate that the legs on Vulkan drivers test.
+const VULKAN: &str = "backends/vulkan";
+/// Tells it to have the layers watch it, where whatever they say fails the case.
+///
+/// Layers of 2025 (1.4.309) look at what shaders access, and repeat themselves, only if they are told to.
+const WATCHED: [(&str, &str); 3] = [
+    ("WARPWEFT_VULKAN_VALIDATION", "1"),
+    ("VK_LAYER_SYNCVAL_SHADER_ACCESSES_HEURISTIC", "1"),
+    ("VK_LAYER_ENABLE_MESSAGE_LIMIT", "false"),
+];
+
 /// The verb `test` alone.
 pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     ensure!(
@@ -76,6 +88,12 @@ pub(crate) fn test(workspace: &Workspace, report: &mut Report, options: &Options
     ];
     let ci = env::var("CI").is_ok_and(|ci| ci == "true");
     for leg in &legs {
+        leg.run(report, ci, options.args.is_empty());
+    }
+    // Drivers are looked for last, and only for code that uses them: they may have to be brought.
+    let drivers = workspace.packages.iter().any(|package| package.id() == VULKAN);
+    let drivers = drivers.then(|| drivers::ready(workspace));
+    for leg in &vulkan(options, drivers.as_ref()) {
         leg.run(report, ci, options.args.is_empty());
     }
 }
@@ -184,6 +202,42 @@ fn corpus(workspace: &Workspace, variable: impl Fn(&str) -> Option<PathBuf>) -> 
     }
 }
 
+/// The suite on Vulkan drivers that need no GPU: each alone, and both as devices of one program.
+fn vulkan(options: &Options, drivers: Option<&Drivers>) -> [Leg; 3] {
+    [
+        vulkan_leg("vulkan on lavapipe", options, drivers, &[Driver::Lavapipe], &WATCHED),
+        vulkan_leg("vulkan on SwiftShader", options, drivers, &[Driver::SwiftShader], &[]),
+        vulkan_leg("vulkan on both", options, drivers, &[Driver::Lavapipe, Driver::SwiftShader], &[]),
+    ]
+}
+
+fn vulkan_leg(
+    name: &'static str,
+    options: &Options,
+    drivers: Option<&Drivers>,
+    on: &[Driver],
+    variables: &[(&str, &str)],
+) -> Leg {
+    let mut args: Vec<String> = ["--only", "vulkan", "--require", "vulkan,2"].map(String::from).into();
+    args.extend(options.args.iter().cloned());
+    let environment = drivers.map_or(Ok(Vec::new()), |drivers| drivers.environment(on));
+    let absence = environment.as_ref().err().map(|error| format!("{error:#}"));
+    let command = cargo_test(&args, "--test conformance").variables(environment.unwrap_or_default());
+    let code = Need {
+        kind: NeedKind::Code,
+        met: drivers.is_some(),
+        absence: format!("there is no crate {VULKAN} yet"),
+    };
+    let part = Need { kind: NeedKind::Part, met: absence.is_none(), absence: absence.unwrap_or_default() };
+    Leg {
+        name,
+        needs: vec![code, part],
+        commands: vec![
+            variables.iter().fold(command, |command, (name, value)| command.variable(name, value)),
+        ],
+    }
+}
+
 fn cargo_test(args: &[String], targets: &str) -> Cmd {
     let command = Cmd::new("cargo test --workspace --locked --no-fail-fast").args(targets.split_whitespace());
     if args.is_empty() { command } else { command.arg("--").args(args.iter().cloned()) }
@@ -286,6 +340,39 @@ mod tests {
         assert_eq!(first_missing(Some("no-such-folder"), Some("src")), Some(NeedKind::Part));
         assert_eq!(first_missing(Some("src"), None), Some(NeedKind::Part));
         assert_eq!(first_missing(Some("src"), Some("Cargo.toml")), None);
+    }
+
+    #[test]
+    fn vulkan_waits_for_its_code_and_then_for_drivers() {
+        let check = |drivers: Option<&Drivers>, expected: Option<NeedKind>| {
+            for leg in vulkan(&Options::default(), drivers) {
+                let missing = leg.needs.iter().find(|need| !need.met);
+                assert_eq!(missing.map(|need| need.kind), expected, "{}", leg.name);
+                assert!(missing.is_none_or(|need| !need.absence.is_empty()), "{}", leg.name);
+            }
+        };
+        check(None, Some(NeedKind::Code));
+        check(Some(&Drivers::pretended(&[])), Some(NeedKind::Part));
+        check(Some(&Drivers::pretended(&[Driver::Lavapipe, Driver::SwiftShader])), None);
+    }
+
+    #[test]
+    fn one_driver_is_enough_for_its_own_leg() {
+        let lavapipe = Drivers::pretended(&[Driver::Lavapipe]);
+        let ready = vulkan(&Options::default(), Some(&lavapipe)).map(|leg| leg.needs.iter().all(|n| n.met));
+        assert_eq!(ready, [true, false, false]);
+    }
+
+    #[test]
+    fn lavapipe_is_watched_by_the_layers() {
+        let both = Drivers::pretended(&[Driver::Lavapipe, Driver::SwiftShader]);
+        let options = Options { args: vec!["copy".into()], ..Options::default() };
+        let commands = vulkan(&options, Some(&both)).map(|leg| lines(&leg).concat());
+        let suite = "cargo test --workspace --locked --no-fail-fast --test conformance -- \
+                     --only vulkan --require vulkan,2 copy";
+        assert!(commands.iter().all(|command| command.ends_with(suite)), "{commands:?}");
+        let watched = commands.map(|command| command.contains("WARPWEFT_VULKAN_VALIDATION=1 "));
+        assert_eq!(watched, [true, false, false]);
     }
 
     #[test]

@@ -3,10 +3,30 @@
 use std::env;
 use std::path::PathBuf;
 
-use anyhow::{Result, bail};
+use anyhow::{Result, ensure};
 
 use crate::cmd::Cmd;
+use crate::drivers;
 use crate::workspace::Workspace;
+
+/// What the user asked of `setup`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Options {
+    /// Only say what is there, what is missing and how to get it
+    #[arg(long)]
+    check: bool,
+    /// Leave out the others
+    #[arg(long, value_name = "KIND")]
+    only: Option<Only>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Only {
+    /// Programs and compilers that `check` runs
+    Tools,
+    /// Vulkan drivers that `test` runs on
+    Drivers,
+}
 
 /// A program that one of our verbs runs.
 #[derive(Debug)]
@@ -107,28 +127,40 @@ impl Wheel {
     }
 }
 
-/// Brings what `check` needs and is not there; with `only_report`, says what that is instead.
-pub(crate) fn setup(workspace: &Workspace, only_report: bool) -> Result<()> {
+/// The verb `setup`: brings what is not there, or says what that is.
+pub(crate) fn setup(workspace: &Workspace, options: &Options) -> Result<()> {
+    let mut missing = 0;
+    if options.only != Some(Only::Drivers) {
+        missing += setup_tools(workspace, options.check)?;
+    }
+    if options.only != Some(Only::Tools) {
+        missing += drivers::setup(workspace, options.check)?;
+    }
+    ensure!(missing == 0, "{missing} things are missing: `cargo xtask setup` brings them");
+    Ok(())
+}
+
+/// Brings programs and compilers; with `only_report`, says how many are missing instead.
+fn setup_tools(workspace: &Workspace, only_report: bool) -> Result<usize> {
     let tools =
         BROUGHT.map(|tool| (tool.program, tool.purpose, tool.find(workspace), tool.install(workspace)));
     let wheels = BROUGHT_WHEELS
         .map(|wheel| (wheel.name, wheel.purpose, wheel.find(workspace), wheel.install(workspace)));
-    let parts = tools.into_iter().chain(wheels);
-    let count = BROUGHT.len() + BROUGHT_WHEELS.len();
     let mut missing = Vec::new();
-    for (name, purpose, found, install) in parts {
+    for (name, purpose, found, install) in tools.into_iter().chain(wheels) {
         match found {
-            Some(path) => println!("found    {name:10}  {}", path.display()),
+            Some(path) => println!("found    {name:17}  {}", path.display()),
             None => {
-                println!("missing  {name:10}  {purpose}; to get it: {install}");
+                println!("missing  {name:17}  {purpose}; to get it: {install}");
                 missing.push(install);
             }
         }
     }
-    if only_report && !missing.is_empty() {
-        bail!("{} of {count} tools are missing: `cargo xtask setup` brings them", missing.len());
+    if only_report {
+        return Ok(missing.len());
     }
-    missing.iter().try_for_each(Cmd::run)
+    missing.iter().try_for_each(Cmd::run)?;
+    Ok(0)
 }
 
 fn tools_folder(workspace: &Workspace) -> PathBuf {

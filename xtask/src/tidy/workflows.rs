@@ -3,8 +3,9 @@
 use super::Problem;
 use super::source::Source;
 
-/// How a workflow brings the pinned toolchain.
+/// How a workflow brings the pinned toolchain, and what it compiles for besides.
 const TOOLCHAIN: &str = "rustup toolchain install";
+const TARGETS: &str = "rustup target add ";
 
 pub(super) fn check(source: &Source, verbs: &[String]) -> Vec<Problem> {
     let mut problems = unknown_verbs(source, verbs);
@@ -33,7 +34,8 @@ fn foreign_steps(source: &Source) -> Vec<Problem> {
 
 fn is_verb(command: &str) -> bool {
     let several = command.contains([';', '|', '&', '>']);
-    command == TOOLCHAIN || (command.starts_with("cargo xtask ") && !several)
+    let known = [TARGETS, "cargo xtask "].iter().any(|start| command.starts_with(start));
+    command == TOOLCHAIN || (known && !several)
 }
 
 fn unknown_verbs(source: &Source, verbs: &[String]) -> Vec<Problem> {
@@ -70,11 +72,13 @@ mod tests {
         };
         check_step("uses: actions/checkout@v4", true);
         check_step("run: rustup toolchain install", true);
+        check_step("run: rustup target add x86_64-pc-windows-gnu", true);
         check_step("run: cargo xtask check --require-tools", true);
         check_step("name: Check", true);
         check_step("run: cargo test", false);
         check_step("run: |", false);
         check_step("run: cargo xtask check && make", false);
+        check_step("run: rustup target add x && make", false);
         check_step("uses: someone/builds-things@v1", false);
     }
 

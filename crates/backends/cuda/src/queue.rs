@@ -8,7 +8,10 @@ use std::{
     cell::RefCell,
     collections::VecDeque,
     fmt,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError, TryLockError,
+        atomic::{AtomicBool, Ordering},
+    },
     task::{Wake, Waker},
 };
 
@@ -48,6 +51,8 @@ pub(crate) struct QueueCore {
     stream: Stream,
     id: QueueId,
     capacity: usize,
+    /// The user's handle is gone, so that the device may go with what is in flight.
+    is_orphan: AtomicBool,
     state: Mutex<State>,
 }
 
@@ -162,6 +167,7 @@ impl QueueCore {
             stream,
             id: QueueId { device: context.device, number },
             capacity: desc.capacity,
+            is_orphan: AtomicBool::new(false),
             state: Mutex::default(),
         })
     }
@@ -392,13 +398,31 @@ impl QueueCore {
         for record in &mut done {
             record.signals.iter().for_each(semaphore::reached);
             record.signals.clear();
-            record.keep.clear();
         }
+        self.let_go(&mut done);
         if self.recycle(done) {
             self.schedule();
         }
         self.fail_doomed();
         true
+    }
+
+    /// Lets go of what submissions used. A device that goes with it goes on its service thread: this may be the
+    /// thread that other devices wait for.
+    fn let_go(&self, done: &mut [InFlight]) {
+        // Acquire: pairs with the drop of the handle.
+        if self.is_orphan.load(Ordering::Acquire) {
+            let kept: Vec<_> = done.iter_mut().map(|record| std::mem::take(&mut record.keep)).collect();
+            self.context.serve(move || drop(kept));
+        } else {
+            done.iter_mut().for_each(|record| record.keep.clear());
+        }
+    }
+
+    /// The end of a queue that nobody uses, on the device's service thread for the same reason.
+    pub(crate) fn end(self: Arc<Self>) {
+        let context = Arc::clone(&self.context);
+        context.serve(move || drop(self));
     }
 
     /// Asks the driver with the lock open: a program that submits meanwhile must not wait for the answer, which
@@ -662,6 +686,13 @@ fn check_view(
 pub(crate) struct CudaQueue {
     pub(crate) core: Arc<QueueCore>,
     pub(crate) _device: Arc<CudaDevice>,
+}
+
+impl Drop for CudaQueue {
+    fn drop(&mut self) {
+        // Release: see `let_go`.
+        self.core.is_orphan.store(true, Ordering::Release);
+    }
 }
 
 impl Queue for CudaQueue {

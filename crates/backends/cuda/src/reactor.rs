@@ -124,13 +124,8 @@ impl Reactor {
             let holding = queues.iter().any(|queue| queue.is_holding());
             queues.clear();
             let mut state = self.lock();
-            let retired: Vec<_> = state.busy.extract_if(.., |queue| queue.retire()).collect();
-            if !retired.is_empty() {
-                // Outside the lock: a device may go with its last queue.
-                drop(state);
-                drop(retired);
-                state = self.lock();
-            }
+            // A device may go with its last queue, which is not for this thread to wait for.
+            state.busy.extract_if(.., |queue| queue.retire()).for_each(QueueCore::end);
             if progress {
                 state.moved = Some(Instant::now());
             }

@@ -18,7 +18,8 @@ use warpweft_stand_in_cuda::StandIn;
 use crate::{
     other::{Other, stream},
     support::{
-        LIMIT, Lane, Outcome, PATIENCE, backend, blocking, failing, kernel, looked, number, soon, until,
+        LIMIT, Lane, Outcome, PATIENCE, Pages, backend, blocking, failing, kernel, looked, number, soon,
+        until,
     },
 };
 
@@ -251,14 +252,19 @@ fn the_end_of_one_device_does_not_hold_up_the_other() -> Outcome {
     let code = kernel(&near.device, &blocking())?;
     // Somebody else's kernel in the same primary context.
     let stays = Stuck::start(&mut strange)?;
-    let last = Stuck::start_loaded(&mut near, &code)?;
-    drop(code);
-    let word = last.word.clone();
-    drop((last, near));
-    word.write(&1_u32.to_le_bytes())?;
-    let frees = stand_in.calls("cuMemFreeHost");
-    drop(word);
-    until(|| stand_in.calls("cuMemFreeHost") > frees);
+    // Memory that can be written when the device's buffer of it is gone.
+    let pages = Pages::new(1);
+    let import = |lane: &Lane| -> Outcome<BufferView> {
+        let family = lane.device.host_import().ok_or("absent")?;
+        Ok(BufferView::whole(family.import(pages.part(0, 1))?))
+    };
+    let (word, window) = (import(&near)?, import(&far)?);
+    let args = [Arg::Buffer(&word)];
+    near.submit(&[Op::Launch(Launch::new(&code, [1; 3], &args)?)])?;
+    drop((code, near, word));
+    let unloads = stand_in.calls("cuModuleUnload");
+    window.write(&1_u32.to_le_bytes())?;
+    until(|| stand_in.calls("cuModuleUnload") > unloads);
     let submitted = soon(LIMIT, move || {
         let outcome = far.submit(&[]).map(drop).map_err(|error| error.to_string());
         (outcome, far)

@@ -621,6 +621,12 @@ pub enum ResidentError {
         /// The kernel.
         kernel: String,
     },
+    /// The description contradicts itself.
+    #[error("the resident cannot be as described: {reason}")]
+    Invalid {
+        /// The contradiction.
+        reason: String,
+    },
     /// Something about this process or the device would make residents hang.
     #[error("{device} runs no residents here: {reason}")]
     Refused {
@@ -646,7 +652,7 @@ pub enum ResidentError {
         /// Multiprocessors still free.
         free: u32,
     },
-    /// Some workgroups did not start in time; the resident was stopped.
+    /// Some workgroups did not start in time; the resident was told to end.
     #[error("{started} of {wanted} workgroups of {kernel:?} started in time")]
     NotResident {
         /// The kernel.
@@ -656,7 +662,8 @@ pub enum ResidentError {
         /// Workgroups launched.
         wanted: u32,
     },
-    /// A workgroup did not return by the deadline; the resident keeps running.
+    /// A workgroup did not return by the deadline. A resident that was to park keeps running; one that was to
+    /// end does so as soon as the workgroup returns.
     #[error("workgroup {workgroup} of {kernel:?} on {device} did not return in time")]
     Unparkable {
         /// The device.
@@ -837,7 +844,7 @@ impl ResidentError {
             Self::Submit(error) => error.class(),
             Self::OverBudget { .. } | Self::NotResident { .. } => ErrorClass::Exhausted,
             Self::Unparkable { .. } => ErrorClass::Transient,
-            Self::WrongState { .. } | Self::NotSliced { .. } => ErrorClass::Usage,
+            Self::WrongState { .. } | Self::NotSliced { .. } | Self::Invalid { .. } => ErrorClass::Usage,
             Self::Refused { .. } => ErrorClass::Unsupported,
             Self::Failed(failure) => failure.class(),
             Self::Driver(_) => ErrorClass::Internal,

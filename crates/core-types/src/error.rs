@@ -47,6 +47,8 @@ pub enum OpenError {
         backend: &'static str,
         /// What it lacks, and how to get it.
         missing: String,
+        /// What the driver says of its version, where there is one that got as far as that.
+        driver: Option<String>,
     },
     /// No device of the backend has this position.
     #[error("backend {backend} has no device {ordinal}; it has {device_count}")]
@@ -80,6 +82,9 @@ pub enum OpenError {
         /// The operating system's words.
         reason: String,
     },
+    /// There is no memory for what an open device needs.
+    #[error("memory that an open device needs could not be had")]
+    Memory(#[source] AllocError),
     /// The device is lost.
     #[error("{0}")]
     Failed(Arc<Failure>),
@@ -705,6 +710,7 @@ impl OpenError {
             Self::Unavailable { .. } | Self::Unsupported { .. } => ErrorClass::Unsupported,
             Self::UnknownDevice { .. } | Self::InvalidConfig { .. } => ErrorClass::Usage,
             Self::NoThread { .. } => ErrorClass::Exhausted,
+            Self::Memory(error) => error.class(),
             Self::Failed(failure) => failure.class(),
             Self::Driver(_) => ErrorClass::Internal,
         }

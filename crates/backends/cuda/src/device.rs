@@ -111,8 +111,9 @@ pub(crate) struct CudaDevice {
     arena: Arc<Arena>,
     clock: Arc<Clock>,
     budget: Arc<Budget>,
-    /// Whether launches return before their kernels end, once somebody has asked.
-    launches_return: OnceLock<bool>,
+    /// Set once a launch was seen to return before its kernel ended. That one did not is never kept: it may have met
+    /// a bad moment.
+    launches_return: OnceLock<()>,
     queue_count: AtomicU32,
     /// Queues that may hold work when the device goes away.
     queues: Mutex<Vec<Weak<QueueCore>>>,
@@ -221,15 +222,15 @@ impl CudaDevice {
         if let Some(reason) = hostile_surroundings(self.facts.has_timeout) {
             return Ok(Some(reason));
         }
-        let returns = match self.launches_return.get() {
-            Some(&returns) => returns,
-            None => *self.launches_return.get_or_init({
-                let returns = self.clock.launches_return()?;
-                move || returns
-            }),
-        };
-        let reason = "launches wait for their kernels here, as under a debugger or a sanitizer";
-        Ok((!returns).then(|| reason.to_owned()))
+        if self.launches_return.get().is_none() {
+            if !self.clock.launches_return()? {
+                let reason = "launches wait for their kernels here, as under a debugger or a sanitizer";
+                return Ok(Some(reason.to_owned()));
+            }
+            // Somebody else may have been first with the same.
+            let _seen = self.launches_return.set(());
+        }
+        Ok(None)
     }
 
     fn alive(&self) -> Result<(), OpenError> {

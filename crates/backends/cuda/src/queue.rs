@@ -299,9 +299,13 @@ impl QueueCore {
     }
 
     /// Puts one operation in the stream, and what it uses in the list.
+    #[expect(unsafe_code, reason = "enqueues work on memory that the list keeps")]
     fn push(&self, id: SubmissionId, op: &Op<'_>, keep: &mut KeepAlive) -> Result<(), Arc<Failure>> {
         keep.op(op);
-        work::enqueue(op, &self.context, &self.stream, &self.clock).map_err(|error| match error {
+        // SAFETY: `submit` checked the operation. The list holds what it names, and is let go behind the event at the
+        // end of the submission or not at all (`enqueue`, `fail_in_flight`).
+        let enqueued = unsafe { work::enqueue(op, &self.context, &self.stream, &self.clock) };
+        enqueued.map_err(|error| match error {
             None => self.cannot(id, op.name()),
             Some(error) => self.context.judge(error),
         })

@@ -8,7 +8,7 @@ use std::{
     collections::VecDeque,
     env,
     ffi::{OsStr, OsString},
-    fmt, hint, io, ptr,
+    fmt, hint, io,
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering},
@@ -316,21 +316,26 @@ impl ResidentCore {
         self.line().slices.iter().filter(|slice| slice.number >= leaving).count()
     }
 
+    #[expect(unsafe_code, reason = "enqueues work on memory that the resident keeps")]
     fn launch_slice(&self, number: u64) -> Result<Queued, Arc<Failure>> {
         let judge = |error| self.context.judge(error);
         let _current = self.context.enter().map_err(judge)?;
         let longest = if self.context.cold.is_awaited() { self.slice.shortest } else { self.slice.longest };
         let slice = self.control.slice(number, self.slice.shortest, longest);
-        let first = Some(ptr::from_ref(&slice).cast());
         let launched = self.calls.watched(|| {
-            self.launch.with(|launch| work::enqueue_launch(&self.context, &self.stream, launch, first))
+            self.launch.with(|launch| {
+                // SAFETY: the launch names buffers and a kernel that it owns, and this value goes on living until
+                // its slices are over (`feed`), as do the words that the slice leads to.
+                unsafe { work::enqueue_launch(&self.context, &self.stream, launch, Some(&slice)) }
+            })
         });
         launched.map_err(|error| match error {
             Some(error) => judge(error),
             // Operands were checked when the resident was made, so this is not met.
             None => Arc::new(Failure::Cancelled),
         })?;
-        self.stream.write(self.control.at(header::ENDED), number + 1).map_err(judge)?;
+        // SAFETY: one of the words of the control block, which is mapped and lives as long as this value; see above.
+        unsafe { self.stream.write(self.control.at(header::ENDED), number + 1) }.map_err(judge)?;
         Ok(Queued { number, longest, is_counted: false })
     }
 

@@ -23,6 +23,7 @@ use crate::{
     peer::PeerTable,
     probe::{self, Probed},
     reactor::ReactorOwner,
+    resident::Budget,
 };
 
 /// The backend's name.
@@ -82,6 +83,10 @@ impl CudaBackend {
             reactor,
             cache: config.cache.clone().map_or_else(CubinCache::of_environment, CubinCache::at),
             open: Mutex::default(),
+            budgets: facts
+                .iter()
+                .map(|facts| Arc::new(Budget::of_device(facts.info.multiprocessors)))
+                .collect(),
         };
         let slots = facts.into_iter().map(|facts| Slot { facts, open: Mutex::default() }).collect();
         Ok(Self { shared: Arc::new(shared), slots, opening: Mutex::default() })

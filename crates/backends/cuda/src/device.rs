@@ -52,6 +52,8 @@ pub(crate) struct Shared {
     pub(crate) cache: CubinCache,
     /// Devices that may be open, those of imported contexts among them.
     pub(crate) open: Mutex<Vec<Weak<CudaDevice>>>,
+    /// What each GPU keeps for residents, in ordinal order: all contexts of a GPU share it.
+    pub(crate) budgets: Vec<Arc<Budget>>,
 }
 
 impl Shared {
@@ -145,7 +147,7 @@ impl CudaDevice {
             context,
             arena,
             clock,
-            budget: Arc::new(Budget::of_device(facts.info.multiprocessors)),
+            budget: Arc::clone(&shared.budgets[facts.info.id.ordinal as usize]),
             launches_return: OnceLock::new(),
             queue_count: AtomicU32::new(0),
             queues: Mutex::default(),

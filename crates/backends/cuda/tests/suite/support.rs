@@ -61,6 +61,12 @@ pub(crate) fn counter() -> KernelCode {
     code(contract, &format!("{SLICE}, .param .u64 a"))
 }
 
+/// A resident that does not leave until its word is set.
+pub(crate) fn stubborn() -> KernelCode {
+    let contract = KernelContract::new("stubborn", [Param::read(4)]).resident();
+    code(contract, &format!("{SLICE}, .param .u64 a"))
+}
+
 /// Code that is none.
 pub(crate) fn garbage() -> KernelCode {
     code(KernelContract::new("letter", []), ".param .u9 x")

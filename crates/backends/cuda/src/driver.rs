@@ -237,6 +237,9 @@ driver_functions! {
     cuMemImportFromShareableHandle as mem_import(
         handle: *mut MemoryHandle, descriptor: *mut c_void, kind: c_int
     );
+    cuMemGetAllocationPropertiesFromHandle as mem_properties(
+        properties: *mut CUmemAllocationProp, handle: MemoryHandle
+    );
     cuCtxGetDevice as context_device(device: *mut CUdevice);
     cuStreamGetCtx as stream_context(stream: CUstream, context: *mut CUcontext);
     cuPointerGetAttribute as pointer_attribute(value: *mut c_void, attribute: c_int, pointer: CUdeviceptr);

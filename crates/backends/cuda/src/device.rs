@@ -389,9 +389,10 @@ impl Interop for CudaDevice {
     fn capture(
         &self,
         accesses: Vec<(BufferView, Access)>,
+        owner: Arc<dyn Any + Send + Sync>,
         record: &mut dyn FnMut(NativeHandle) -> Result<(), Box<dyn Error + Send + Sync>>,
     ) -> Result<Arc<dyn CapturedWork>, InteropError> {
-        Ok(Arc::new(interop::capture(&self.context, accesses, record)?))
+        Ok(Arc::new(interop::capture(&self.context, accesses, owner, record)?))
     }
 }
 

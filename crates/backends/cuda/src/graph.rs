@@ -459,6 +459,19 @@ fn with_stamp(
 pub(crate) struct Captured {
     pub(crate) template: Template,
     pub(crate) accesses: Vec<(BufferView, Access)>,
+    /// What the work needs beside that.
+    pub(crate) _owner: Owner,
+}
+
+/// What somebody else's work needs, held for its drop.
+pub(crate) struct Owner(
+    #[expect(dead_code, reason = "held for its drop")] pub(crate) Arc<dyn Any + Send + Sync>,
+);
+
+impl fmt::Debug for Owner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Owner")
+    }
 }
 
 impl CapturedWork for Captured {

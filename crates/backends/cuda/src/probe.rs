@@ -167,7 +167,9 @@ const TRIALS: &[(&str, bool, Prepare)] = &[
         }))
     }),
     ("capture of a stream", false, |lab| {
-        Ok(Box::new(|| Ok(interop::capture(lab.context, Vec::new(), &mut |_| Ok(())).map(drop)?)))
+        Ok(Box::new(|| {
+            Ok(interop::capture(lab.context, Vec::new(), Arc::new(()), &mut |_| Ok(())).map(drop)?)
+        }))
     }),
     ("a reading of the clock", false, |lab| {
         Ok(Box::new(|| {

@@ -99,6 +99,15 @@ impl Other {
         })
     }
 
+    /// Memory of the context, in no pool.
+    pub(crate) fn allocate_plain(&self, context: u64, size: usize) -> u64 {
+        self.within(context, || {
+            let mut address = 0;
+            call!(self, cuMemAlloc_v2(&mut address => *mut u64, size => usize)).unwrap();
+            address
+        })
+    }
+
     pub(crate) fn allocate_host(&self, context: u64, size: usize) -> u64 {
         self.within(context, || {
             let mut pointer = ptr::null_mut::<c_void>();
@@ -146,6 +155,14 @@ impl Other {
                 ptr::null_mut() => *mut c_int, ptr::null_mut() => *mut Raw
             ))?;
             call!(self, cuModuleUnload(module => Raw))
+        })
+    }
+
+    pub(crate) fn end_capture(&self, context: u64, stream: u64) -> Result<u64, c_int> {
+        self.within(context, || {
+            let mut graph = ptr::null_mut::<c_void>();
+            call!(self, cuStreamEndCapture(raw(stream) => Raw, &mut graph => *mut Raw))?;
+            Ok(graph.expose_provenance() as u64)
         })
     }
 

@@ -383,7 +383,9 @@ impl Interop for CudaDevice {
 
     fn import_buffer(&self, memory: NativeMemory) -> Result<Arc<dyn Buffer>, InteropError> {
         interop::check_memory(&self.context, &memory)?;
-        Ok(Arc::new(self.arena.import_native(memory)))
+        let open =
+            interop::is_open_to_peers(&self.context, memory.address()).map_err(InteropError::Driver)?;
+        Ok(Arc::new(self.arena.import_native(memory, open)))
     }
 
     fn capture(

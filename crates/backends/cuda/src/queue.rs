@@ -621,8 +621,9 @@ fn check_view(
     if std::ptr::eq(Arc::as_ptr(buffer.context()), context) || buffer.kind().is_host_visible() {
         return Ok(());
     }
-    // Another context of the same device is another owner, whose memory nobody has opened to this one.
-    if owner == device {
+    // Another context of the same device is another owner, whose memory nobody has opened to this one. What another
+    // library allocated in a pool of its own was not opened by us either.
+    if owner == device || !buffer.is_open_to_peers() {
         return Err(SubmitError::Foreign { what: "buffer", owner, device });
     }
     if peers.reaches(device.ordinal, owner.ordinal) {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use warpweft_core_types::{
     Access, BufferDesc, BufferView, CopyRegion, FillRegion, GraphNode, Interop, InteropError, Op,
-    PreparedGraph, QueueDesc, SemaphorePoint, Submission,
+    PreparedGraph, QueueDesc, SemaphorePoint, Submission, SubmitError,
 };
 use warpweft_stand_in_cuda::StandIn;
 
@@ -240,5 +240,33 @@ fn a_graph_keeps_what_its_captured_work_needs() -> Outcome {
         assert!(started.elapsed() < PATIENCE, "the owner is let go with the last graph");
         std::thread::yield_now();
     }
+    Ok(())
+}
+
+/// Plain memory follows the peer access of contexts; a pool is its owner's to open, and nothing tells whether that was
+/// done.
+#[test]
+fn memory_of_another_library_is_used_by_peers_if_they_reach_it() -> Outcome {
+    let stand_in = StandIn::load()?;
+    let backend = backend(&stand_in);
+    let (mut near, mut far) = (Lane::open(&backend, 0)?, Lane::open(&backend, 1)?);
+    let other = Other::of(&stand_in);
+    let device = Arc::clone(&far.device);
+    let family = device.interop().ok_or("the family is absent")?;
+    let context = family.device_handle().value;
+    let import = |address| family.import_buffer(memory(address, 4096, Arc::new(()))).map(BufferView::whole);
+    let plain = import(other.allocate_plain(context, 4096))?;
+    let pooled = import(other.allocate(context, 1, 4096))?;
+    let window = near.memory(BufferDesc::host_visible(4096))?;
+    for view in [&plain, &pooled] {
+        far.submit(&[Op::Fill(FillRegion::bytes(view, 7))])?.wait(PATIENCE)?;
+    }
+    near.submit(&[Op::Copy(CopyRegion::new(&plain, &window)?)])?.wait(PATIENCE)?;
+    let mut bytes = vec![0; 4096];
+    window.read(&mut bytes)?;
+    assert_eq!(bytes, [7; 4096]);
+    let error = near.submit(&[Op::Copy(CopyRegion::new(&pooled, &window)?)]).unwrap_err();
+    assert!(matches!(error.downcast_ref(), Some(SubmitError::Foreign { what: "buffer", .. })), "{error}");
+    assert!(near.device.failure().is_none());
     Ok(())
 }

@@ -115,7 +115,7 @@ fn try_host() -> Result<String, warpweft::Error> {
     view.read(&mut bytes)?;
     if bytes != [0x5a; 4096] {
         let reason = "a filled buffer holds other bytes".to_owned();
-        return Err(OpenError::Unavailable { backend: "host", missing: reason }.into());
+        return Err(OpenError::Unavailable { backend: "host", missing: reason, driver: None }.into());
     }
     let formats: Vec<String> = device.info().code_formats.iter().map(ToString::to_string).collect();
     let memory = Bytes(device.memory()?.capacity.0);

@@ -65,8 +65,11 @@ fn cuda(label: &'static str, open: Vec<Opener>) -> Provider {
 
 /// The CUDA backend on a driver that is made of host threads.
 fn stand_in_gpus() -> Result<Arc<dyn Backend>, OpenError> {
-    let missing =
-        |error: std::io::Error| OpenError::Unavailable { backend: "stand-in", missing: format!("{error}") };
+    let missing = |error: std::io::Error| OpenError::Unavailable {
+        backend: "stand-in",
+        missing: format!("{error}"),
+        driver: None,
+    };
     let driver = StandIn::load().map_err(missing)?;
     Ok(Arc::new(CudaBackend::with_config(&CudaConfig::default().with_driver(driver.path()).without_cache())?))
 }

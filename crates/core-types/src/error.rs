@@ -47,6 +47,8 @@ pub enum OpenError {
         backend: &'static str,
         /// What it lacks, and how to get it.
         missing: String,
+        /// What the driver says of its version, where there is one that got as far as that.
+        driver: Option<String>,
     },
     /// No device of the backend has this position.
     #[error("backend {backend} has no device {ordinal}; it has {device_count}")]
@@ -80,6 +82,9 @@ pub enum OpenError {
         /// The operating system's words.
         reason: String,
     },
+    /// There is no memory for what an open device needs.
+    #[error("memory that an open device needs could not be had")]
+    Memory(#[source] AllocError),
     /// The device is lost.
     #[error("{0}")]
     Failed(Arc<Failure>),
@@ -633,6 +638,12 @@ pub enum ResidentError {
         /// The kernel.
         kernel: String,
     },
+    /// The description contradicts itself.
+    #[error("the resident cannot be as described: {reason}")]
+    Invalid {
+        /// The contradiction.
+        reason: String,
+    },
     /// Something about this process or the device would make residents hang.
     #[error("{device} runs no residents here: {reason}")]
     Refused {
@@ -658,7 +669,7 @@ pub enum ResidentError {
         /// Multiprocessors still free.
         free: u32,
     },
-    /// Some workgroups did not start in time; the resident was stopped.
+    /// Some workgroups did not start in time; the resident was told to end.
     #[error("{started} of {wanted} workgroups of {kernel:?} started in time")]
     NotResident {
         /// The kernel.
@@ -668,7 +679,8 @@ pub enum ResidentError {
         /// Workgroups launched.
         wanted: u32,
     },
-    /// A workgroup did not return by the deadline; the resident keeps running.
+    /// A workgroup did not return by the deadline. A resident that was to park keeps running; one that was to
+    /// end does so as soon as the workgroup returns.
     #[error("workgroup {workgroup} of {kernel:?} on {device} did not return in time")]
     Unparkable {
         /// The device.
@@ -710,6 +722,7 @@ impl OpenError {
             Self::Unavailable { .. } | Self::Unsupported { .. } => ErrorClass::Unsupported,
             Self::UnknownDevice { .. } | Self::InvalidConfig { .. } => ErrorClass::Usage,
             Self::NoThread { .. } => ErrorClass::Exhausted,
+            Self::Memory(error) => error.class(),
             Self::Failed(failure) => failure.class(),
             Self::Driver(_) => ErrorClass::Internal,
         }
@@ -850,7 +863,7 @@ impl ResidentError {
             Self::Submit(error) => error.class(),
             Self::OverBudget { .. } | Self::NotResident { .. } => ErrorClass::Exhausted,
             Self::Unparkable { .. } => ErrorClass::Transient,
-            Self::WrongState { .. } | Self::NotSliced { .. } => ErrorClass::Usage,
+            Self::WrongState { .. } | Self::NotSliced { .. } | Self::Invalid { .. } => ErrorClass::Usage,
             Self::Refused { .. } => ErrorClass::Unsupported,
             Self::Failed(failure) => failure.class(),
             Self::Driver(_) => ErrorClass::Internal,

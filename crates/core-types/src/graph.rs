@@ -11,8 +11,8 @@ use crate::{Access, BufferView, CapturedWork, Device, DeviceId, GraphError, Op, 
 /// A replay costs one submission however many operations it has, and operations that no edge orders may run
 /// side by side.
 pub trait Graphs: fmt::Debug + Send + Sync {
-    /// Prepares operations whose edges lead from earlier to later ones. [`PreparedGraph::new`] calls this;
-    /// programs do not.
+    /// Prepares operations whose edges lead from earlier to later ones, each edge named once.
+    /// [`PreparedGraph::new`] calls this; programs do not.
     ///
     /// # Errors
     ///
@@ -46,6 +46,14 @@ impl GraphNode {
     /// `op`, once the nodes at the positions `after` have ended.
     pub fn new(op: impl Into<GraphOp>, after: &[usize]) -> Self {
         Self { op: op.into(), after: after.into() }
+    }
+
+    /// The same with its edges in order, each named once.
+    fn tidied(&self) -> Self {
+        let mut after = self.after.clone();
+        after.sort_unstable();
+        after.dedup();
+        Self { op: self.op.clone(), after }
     }
 }
 
@@ -124,8 +132,10 @@ impl PreparedGraph {
                 return Err(GraphError::Node { node, reason: "a replay cannot be a node".to_owned() });
             }
         }
-        let graph = family.prepare(nodes)?;
-        Ok(Self { graph, ops: nodes.iter().map(|node| Arc::new(node.op.clone())).collect() })
+        // An edge that is named twice is one edge, which some drivers refuse to be told twice.
+        let nodes: Vec<GraphNode> = nodes.iter().map(GraphNode::tidied).collect();
+        let graph = family.prepare(&nodes)?;
+        Ok(Self { graph, ops: nodes.into_iter().map(|node| Arc::new(node.op)).collect() })
     }
 
     /// Gives a node other operands or another kernel. Submissions made before keep what they had.

@@ -54,11 +54,18 @@ pub trait Interop: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     ///
-    /// [`InteropError::Refused`] with the reason.
+    /// [`InteropError::Refused`] with the reason: memory that starts at no multiple of
+    /// [`Limits::buffer_alignment`](crate::Limits::buffer_alignment) is not taken, since kernels rely on that of
+    /// every buffer. Import the allocation as a whole and use a view of the part.
     fn import_buffer(&self, memory: NativeMemory) -> Result<Arc<dyn Buffer>, InteropError>;
 
     /// Lets `record` enqueue work in a private stream and keeps that work, unexecuted, as a node for graphs.
     /// It touches what `accesses` says.
+    ///
+    /// The calls with which `record` enqueues are unsafe ones of another library, and what those ask for goes on
+    /// for as long as the work can be replayed: all that it uses beside the buffers of `accesses`, such as memory,
+    /// code and handles, stays valid until the last clone of `owner` is dropped. The captured work keeps `owner`, and
+    /// so does every graph that has it as a node until its last replay is over.
     ///
     /// # Errors
     ///
@@ -67,6 +74,7 @@ pub trait Interop: fmt::Debug + Send + Sync {
     fn capture(
         &self,
         accesses: Vec<(BufferView, Access)>,
+        owner: Arc<dyn Any + Send + Sync>,
         record: &mut dyn FnMut(NativeHandle) -> Result<(), Box<dyn Error + Send + Sync>>,
     ) -> Result<Arc<dyn CapturedWork>, InteropError>;
 }

@@ -132,6 +132,11 @@ impl KernelContract {
         self
     }
 
+    /// Threads of one workgroup in all; `u64::MAX` where that is too small a number.
+    pub fn workgroup_threads(&self) -> u64 {
+        product(self.workgroup_size)
+    }
+
     /// Whether a device with these limits can hold such a kernel; backends ask before they load it.
     ///
     /// # Errors
@@ -140,7 +145,7 @@ impl KernelContract {
     pub fn check(&self, limits: &Limits) -> Result<(), LoadError> {
         let refuse =
             |what: String| Err(LoadError::Rejected { log: format!("kernel {:?} {what}", self.name) });
-        let threads: u64 = self.workgroup_size.iter().map(|&n| u64::from(n)).product();
+        let threads = self.workgroup_threads();
         let most = limits.workgroup_threads;
         if threads == 0 || threads > u64::from(most) {
             return refuse(format!("has workgroups of {threads} threads, from 1 to {most} fit"));
@@ -483,9 +488,9 @@ impl<'a> Launch<'a> {
         self.workgroups
     }
 
-    /// Workgroups in all.
+    /// Workgroups in all; `u64::MAX` where that is too small a number.
     pub fn workgroup_count(&self) -> u64 {
-        self.workgroups.iter().map(|&n| u64::from(n)).product()
+        product(self.workgroups)
     }
 
     /// The arguments.
@@ -500,6 +505,11 @@ impl<'a> Launch<'a> {
             _ => None,
         })
     }
+}
+
+/// Three sizes of 32 bits can be more than 64 bits hold.
+fn product(sizes: [u32; 3]) -> u64 {
+    sizes.iter().fold(1, |product: u64, &size| product.saturating_mul(size.into()))
 }
 
 fn check_grid(contract: &KernelContract, actual: [u32; 3], limit: [u32; 3]) -> Result<(), LaunchError> {
@@ -566,4 +576,33 @@ fn check_aliasing(contract: &KernelContract, args: &[Arg<'_>]) -> Result<(), Lau
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn workgroups_that_no_number_counts_are_refused() {
+        let limits = Limits {
+            workgroup_threads: 1024,
+            workgroups: [1; 3],
+            scalar_bytes: 8,
+            shared_bytes: 0,
+            buffer_alignment: 256,
+        };
+        let check = |size, threads, fits| {
+            let contract = KernelContract::new("any", []).with_workgroup_size(size);
+            assert_eq!(contract.workgroup_threads(), threads, "{size:?}");
+            let checked = contract.check(&limits);
+            assert!(checked.is_ok() == fits, "{size:?}: {checked:?}");
+            assert!(fits || matches!(checked, Err(LoadError::Rejected { .. })));
+        };
+        check([8, 8, 16], 1024, true);
+        check([8, 8, 17], 1088, false);
+        check([u32::MAX; 3], u64::MAX, false);
+        // 2^64, of which the last 64 bits are none.
+        check([1 << 21, 1 << 22, 1 << 21], u64::MAX, false);
+        check([u32::MAX, u32::MAX, 0], 0, false);
+    }
 }

@@ -15,8 +15,13 @@ pub trait Residents: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     ///
-    /// [`ResidentError::OverBudget`] before anything starts, [`ResidentError::NotResident`] when some
-    /// workgroup did not begin within `check_in`; nothing runs then.
+    /// [`ResidentError::Invalid`] or [`ResidentError::OverBudget`] before anything starts.
+    ///
+    /// [`ResidentError::NotResident`] when some workgroup did not begin within `check_in`. The resident was told to
+    /// end then, and as long again was waited for the workgroups that had begun; [`ResidentError::Unparkable`]
+    /// names one that had not returned by then. Either way the budget is given back once all are outside: at once
+    /// as a rule, and where other work keeps the device from beginning the rest, when those have begun and
+    /// returned at their first message boundary.
     fn launch(&self, desc: &ResidentDesc<'_>) -> Result<Arc<dyn Resident>, ResidentError>;
 
     /// Multiprocessors the device keeps for residents.
@@ -77,6 +82,29 @@ pub struct SliceConfig {
 }
 
 impl SliceConfig {
+    /// Whether slices can be like that; backends ask before they start anything.
+    ///
+    /// # Errors
+    ///
+    /// [`ResidentError::Invalid`] for slices that last no time, in which nothing would be done, and for a longest
+    /// time that is below the shortest.
+    pub fn check(&self) -> Result<(), ResidentError> {
+        let Self { shortest, longest } = *self;
+        let invalid = |reason: String| Err(ResidentError::Invalid { reason });
+        if shortest.is_zero() || longest.is_zero() {
+            return invalid(format!("slices of {shortest:?} to {longest:?} last no time"));
+        }
+        if shortest > longest {
+            return invalid(format!("slices last at least {shortest:?} and at most {longest:?}"));
+        }
+        Ok(())
+    }
+
+    /// How long a slice lasts while somebody waits for the device.
+    pub fn hurried(&self) -> Duration {
+        self.shortest.min(self.longest)
+    }
+
     /// Slices that end only for somebody who waits. Vendor calls that are not made by this workspace must then
     /// be made inside [`DeviceExt::foreign`], or they wait for as long as the resident lives.
     ///
@@ -142,16 +170,21 @@ pub trait Resident: fmt::Debug + Send + Sync {
 
     /// Stops it at the next message boundary and returns once no workgroup is inside its kernel.
     ///
+    /// Several threads may ask at once. The order stands while one of them waits, so that one that gives up takes
+    /// nothing from the others.
+    ///
     /// # Errors
     ///
-    /// [`ResidentError::Unparkable`] by the deadline, after which it runs as before.
+    /// [`ResidentError::Unparkable`] by the deadline, after which it runs as before unless somebody else waits for
+    /// it to park. [`ResidentError::WrongState`] unless it runs, and where it was resumed or stopped before this
+    /// call saw it parked.
     fn park(&self, deadline: Deadline) -> Result<(), ResidentError>;
 
     /// Lets a parked resident run again, from the state its buffers hold.
     ///
     /// # Errors
     ///
-    /// [`ResidentError::WrongState`] unless it is parked.
+    /// [`ResidentError::WrongState`] unless it is parked, [`ResidentError::Failed`] when it cannot run again.
     fn resume(&self) -> Result<(), ResidentError>;
 
     /// Ends it at the next message boundary and returns once no workgroup is inside its kernel.
@@ -163,4 +196,29 @@ pub trait Resident: fmt::Debug + Send + Sync {
 
     /// Why it failed, if it did.
     fn failure(&self) -> Option<Arc<Failure>>;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slices_last_some_time_and_are_not_longer_when_hurried() {
+        let us = Duration::from_micros;
+        let check = |shortest, longest, valid: bool| {
+            let config = SliceConfig { shortest, longest };
+            let checked = config.check();
+            assert_eq!(checked.is_ok(), valid, "{config:?}: {checked:?}");
+            assert!(valid || matches!(checked, Err(ResidentError::Invalid { .. })));
+            assert!(config.hurried() <= longest, "{config:?}");
+        };
+        check(us(100), us(2000), true);
+        check(us(100), us(100), true);
+        check(us(100), us(99), false);
+        check(us(0), us(2000), false);
+        check(us(0), us(0), false);
+        check(Duration::MAX, Duration::MAX, true);
+        assert!(SliceConfig::default().check().is_ok());
+        assert!(SliceConfig::default().unbounded().check().is_ok());
+    }
 }

@@ -5,6 +5,7 @@ use std::{
     collections::BTreeMap,
     io::Write as _,
     process::{Child, Command, Output, Stdio},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -183,7 +184,8 @@ fn captured(rig: &Rig) -> Result<()> {
     let address = interop.buffer_handle(first.buffer().as_ref())?;
     ensure!(address.kind == ADDRESS);
     let accesses = vec![(first.clone(), Access::Write)];
-    let work = interop.capture(accesses, &mut |stream| Ok(raw::fill(stream, address, 0x0505_0505, 1024)?))?;
+    let work = interop
+        .capture(accesses, Arc::new(()), &mut |stream| Ok(raw::fill(stream, address, 0x0505_0505, 1024)?))?;
     let clear = Op::Fill(FillRegion::bytes(&first, 1));
     let copy = Op::Copy(CopyRegion::new(&first, &second)?);
     let nodes = [GraphNode::new(&clear, &[]), GraphNode::new(work, &[0]), GraphNode::new(&copy, &[1])];
@@ -192,7 +194,7 @@ fn captured(rig: &Rig) -> Result<()> {
         bench.run(&[Op::Fill(FillRegion::bytes(&second, 9)), Op::Replay(&graph)])?;
     }
     ensure!(bench.read(&second)? == [5; 4096], "the fill is not between the two");
-    let refused = interop.capture(Vec::new(), &mut |stream| Ok(raw::synchronise(stream)?));
+    let refused = interop.capture(Vec::new(), Arc::new(()), &mut |stream| Ok(raw::synchronise(stream)?));
     ensure!(matches!(refused, Err(InteropError::Capture { .. })), "{refused:?}");
     bench.run(&[Op::Replay(&graph)])
 }

@@ -102,6 +102,11 @@ impl Context {
         Arc::clone(self.default_stream.get_or_init(|| Arc::new(Stream::new(self))))
     }
 
+    /// Whether its work uses plain memory of contexts of another device.
+    pub(crate) fn has_access_to(&self, device: usize) -> bool {
+        self.peers.lock().unwrap_or_else(PoisonError::into_inner).contains(&device)
+    }
+
     /// Counts a kernel until the ticket is dropped.
     pub(crate) fn admit_kernel(self: &Arc<Self>) -> Ticket {
         *self.kernels.lock().unwrap_or_else(PoisonError::into_inner) += 1;

@@ -15,6 +15,7 @@ use crate::{
 /// `CUpointer_attribute`.
 const MEMORY_TYPE: c_int = 2;
 const DEVICE_ORDINAL: c_int = 9;
+const IS_LEGACY_IPC_CAPABLE: c_int = 10;
 const RANGE_START: c_int = 11;
 const RANGE_SIZE: c_int = 12;
 
@@ -38,7 +39,7 @@ exports! {
         let here = current()?;
         here.machine.captures.forbid()?;
         let _turn = here.enter_cold()?;
-        here.machine.space.free_pinned(pointer.addr() as u64)
+        here.machine.space.free_if(pointer.addr() as u64, |owner| matches!(owner, Owner::Pinned(_)))
     }
 
     fn cuMemHostRegister_v2(val pointer: *mut c_void, val size: usize, val flags: c_uint) {
@@ -86,6 +87,7 @@ exports! {
             DEVICE_ORDINAL => {
                 value.cast::<c_int>().set(c_int::try_from(found.owner.device()).unwrap_or(-1))
             }
+            IS_LEGACY_IPC_CAPABLE => value.cast::<bool>().set(matches!(found.owner, Owner::Plain(_))),
             RANGE_START => value.cast::<Raw>().set(std::ptr::with_exposed_provenance_mut(usize::try_from(found.start).unwrap_or(0))),
             RANGE_SIZE => value.cast::<usize>().set(usize::try_from(found.len).unwrap_or(usize::MAX)),
             _ => Err(Code::INVALID_VALUE),

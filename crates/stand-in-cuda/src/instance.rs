@@ -71,9 +71,12 @@ impl StandIn {
         &self.path
     }
 
-    /// Sets a setting (`devices`, `memory`, `version`, `multiprocessors`, `peers`, `display`, `coherent`, and
-    /// those of `nvml.rs`), or a variable of the environment for this library alone. Most are read by the
+    /// Sets a setting (`devices`, `memory`, `version`, `multiprocessors`, `peers`, `display`, `coherent`, `nvrtc`,
+    /// and those of `nvml.rs`), or a variable of the environment for this library alone. Most are read by the
     /// first `cuInit`.
+    ///
+    /// At any time, `blocking` is 1 where launches wait for their kernels, and `hold` names kernels, with spaces
+    /// between, that do not begin until it is set to something else.
     #[must_use]
     pub fn with(self, name: &str, value: &str) -> Self {
         self.set(name, value);

@@ -7,6 +7,7 @@ use std::{
 
 use crate::{
     context::{Here, current},
+    control::setting,
     exports::{Code, In, Raw, exports},
     machine::SHARED_BYTES_OF_MULTIPROCESSOR,
     module::Function,
@@ -40,10 +41,11 @@ impl Here {
         let fits = |sizes: &[c_uint], most: &[c_uint]| {
             sizes.iter().zip(most).all(|(size, most)| (1..=*most).contains(size))
         };
-        let threads: u64 = shape.block.iter().map(|&n| u64::from(n)).product();
+        let threads = |sizes: &[c_uint]| sizes.iter().map(|&n| u64::from(n)).product::<u64>();
+        // The product is made of sizes that fit, so that it fits too.
         let sound = fits(&shape.grid, &[i32::MAX as u32, 65_535, 65_535])
             && fits(&shape.block, &[1024, 1024, 64])
-            && threads <= 1024
+            && threads(&shape.block) <= 1024
             && shape.shared_bytes <= function.most_shared();
         if !sound {
             return Err(Code::INVALID_VALUE);
@@ -85,7 +87,12 @@ exports! {
         if !extra.is_null() {
             return Err(Code::INVALID_VALUE);
         }
-        here.give(&stream, Task::Kernel(call))
+        here.give(&stream, Task::Kernel(call))?;
+        // As under a debugger.
+        if setting("blocking").as_deref() == Some("1") {
+            stream.drain(here.machine);
+        }
+        Ok(())
     }
 
     fn cuOccupancyMaxActiveBlocksPerMultiprocessor(

@@ -16,7 +16,7 @@
 //!
 //! To add a function, write it in the file of its family inside `exports!`, which counts it, lets tests make it
 //! fail, and keeps panics inside; to add a family, add a file. NVML's functions are here as well (`nvml.rs`),
-//! and tell of the same devices.
+//! and tell of the same devices. Of NVRTC there is the version alone, as if the rest were too new for it.
 //!
 //! # What it does not do
 //!
@@ -40,6 +40,8 @@ mod link;
 mod machine;
 mod module;
 mod nvml;
+mod nvrtc;
+mod plain;
 mod pool;
 mod ptx;
 mod registry;

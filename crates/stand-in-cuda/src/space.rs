@@ -11,7 +11,7 @@ use std::{
     },
 };
 
-use crate::{context::Context, exports::Code, pool::Pool, virtual_memory::Mapping};
+use crate::{context::Context, exports::Code, plain, pool::Pool, virtual_memory::Mapping};
 
 /// What new memory holds, so that nobody relies on zeros.
 pub(crate) const LITTER: u8 = 0xa5;
@@ -37,6 +37,8 @@ struct Range {
 #[derive(Debug, Clone)]
 pub(crate) enum Owner {
     Pool(Arc<Pool>),
+    /// Of a device, allocated in this context and in no pool.
+    Plain(Arc<Context>),
     /// Of the host, pinned through this context.
     Pinned(Arc<Context>),
     /// Of the program, which made it known through this context.
@@ -55,7 +57,7 @@ impl Owner {
     pub(crate) fn device(&self) -> usize {
         match self {
             Self::Pool(pool) => pool.device,
-            Self::Pinned(context) | Self::Registered(context) => context.device,
+            Self::Plain(context) | Self::Pinned(context) | Self::Registered(context) => context.device,
             Self::Virtual(mapping) => mapping.memory.device,
         }
     }
@@ -63,7 +65,7 @@ impl Owner {
     /// The context that goes with the memory, or the memory with it.
     fn context(&self) -> Option<&Arc<Context>> {
         match self {
-            Self::Pinned(context) | Self::Registered(context) => Some(context),
+            Self::Plain(context) | Self::Pinned(context) | Self::Registered(context) => Some(context),
             Self::Pool(_) | Self::Virtual(_) => None,
         }
     }
@@ -106,11 +108,11 @@ impl Space {
         Ok((range.owner, range.len))
     }
 
-    /// Gives pinned memory back.
-    pub(crate) fn free_pinned(&self, start: u64) -> Result<(), Code> {
+    /// Gives memory back that begins here, if `ours` says so.
+    pub(crate) fn free_if(&self, start: u64, ours: impl FnOnce(&Owner) -> bool) -> Result<(), Code> {
         let mut ranges = self.ranges.write().unwrap_or_else(PoisonError::into_inner);
-        match ranges.get(&start).map(|range| (&range.owner, range.mapped)) {
-            Some((Owner::Pinned(_), mapped)) => unmap(start, mapped),
+        match ranges.get(&start) {
+            Some(range) if ours(&range.owner) => unmap(start, range.mapped),
             _ => return Err(Code::INVALID_VALUE),
         }
         ranges.remove(&start);
@@ -211,6 +213,7 @@ impl<'a> View<'a> {
         let inside = len <= range.len && address - start <= range.len - len;
         let reached = match &range.owner {
             Owner::Pool(pool) => pool.admits(self.device),
+            Owner::Plain(context) => plain::admits(context, self.device),
             Owner::Pinned(_) | Owner::Registered(_) => true,
             Owner::Virtual(mapping) => mapping.admits(self.device, writes),
         };

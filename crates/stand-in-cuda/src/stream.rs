@@ -110,6 +110,14 @@ impl Stream {
         }
     }
 
+    /// Waits until nothing is in it.
+    pub(crate) fn drain(&self, machine: &Machine) {
+        let mut line = self.line();
+        while line.served && !self.is_over(machine) {
+            line = self.shorter.wait_timeout(line, LOOK).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
     /// Does what is in it, until it is empty.
     pub(crate) fn run(&self) {
         let Ok(machine) = running() else { return };

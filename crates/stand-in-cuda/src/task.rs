@@ -10,6 +10,7 @@ use std::{
 
 use crate::{
     context::{Context, Here, Ticket},
+    control::setting,
     exports::{Code, Outcome},
     graph::Nodes,
     kernels::{Block, Step, Turn},
@@ -219,6 +220,13 @@ impl Call {
     fn run(&self, machine: &Machine) -> Outcome {
         let product = |sizes: [c_uint; 3]| sizes.iter().map(|&n| u64::from(n)).product();
         let (blocks, threads) = (product(self.grid), product(self.block));
+        // As if others had the device.
+        let is_held = || {
+            setting("hold").is_some_and(|names| names.split(' ').any(|name| name == self.function.entry.name))
+        };
+        while is_held() && !self.context.is_dead() && machine.fault().is_none() {
+            thread::sleep(BREATH);
+        }
         let mut coming = 0..blocks;
         let mut active: VecDeque<(u64, Turn)> = VecDeque::new();
         let began = Instant::now();

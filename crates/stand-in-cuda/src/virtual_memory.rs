@@ -151,6 +151,18 @@ exports! {
         handle.set(machine.memories.add(memory).addr() as c_ulonglong)
     }
 
+    fn cuMemGetAllocationPropertiesFromHandle(out properties: Properties, val handle: c_ulonglong) {
+        let memory = running()?.memories.get(key(handle)).map_err(|_| Code::INVALID_VALUE)?;
+        let id = c_int::try_from(memory.device).map_err(|_| Code::INVALID_VALUE)?;
+        properties.set(Properties {
+            kind: PINNED,
+            handles: c_uint::from(memory.is_shareable),
+            location: Location { kind: ON_DEVICE, id },
+            windows: std::ptr::null_mut(),
+            flags: [0; 8],
+        })
+    }
+
     /// What is mapped stays until it is unmapped.
     fn cuMemRelease(val handle: c_ulonglong) {
         running()?.memories.remove(key(handle)).map(|_| ()).map_err(|_| Code::INVALID_VALUE)

@@ -204,9 +204,10 @@ impl<L: Layer> Interop for LayeredDevice<L> {
     fn capture(
         &self,
         accesses: Vec<(BufferView, Access)>,
+        owner: Arc<dyn Any + Send + Sync>,
         record: &mut dyn FnMut(NativeHandle) -> Result<(), Box<dyn Error + Send + Sync>>,
     ) -> Result<Arc<dyn CapturedWork>, InteropError> {
-        self.inner_interop()?.capture(accesses, record)
+        self.inner_interop()?.capture(accesses, owner, record)
     }
 }
 

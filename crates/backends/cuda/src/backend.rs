@@ -2,7 +2,7 @@
 
 use std::{
     ffi::{CStr, c_char, c_int},
-    fs,
+    fs, io,
     sync::{Arc, Mutex, PoisonError, Weak},
 };
 
@@ -18,11 +18,12 @@ use crate::{
     config::CudaConfig,
     context::{Context, NativeContext, left},
     device::{CudaDevice, Facts, Shared},
-    driver::{Driver, unavailable},
+    driver::{Driver, version_text},
     links::LinkReport,
     peer::PeerTable,
     probe::{self, Probed},
     reactor::ReactorOwner,
+    resident::Budget,
 };
 
 /// The backend's name.
@@ -68,7 +69,9 @@ impl CudaBackend {
             .map(|(&device, ordinal)| facts_of(&driver, device, ordinal))
             .collect::<Result<_, _>>()
             .map_err(OpenError::Driver)?;
-        let reactor = ReactorOwner::start().map_err(|error| unavailable(format!("a thread: {error}")))?;
+        let no_thread =
+            |error: io::Error| OpenError::NoThread { what: NAME.to_owned(), reason: error.to_string() };
+        let reactor = ReactorOwner::start().map_err(no_thread)?;
         let shared = Shared {
             driver,
             peers: Arc::new(peers),
@@ -78,6 +81,10 @@ impl CudaBackend {
             reactor,
             cache: config.cache.clone().map_or_else(CubinCache::of_environment, CubinCache::at),
             open: Mutex::default(),
+            budgets: facts
+                .iter()
+                .map(|facts| Arc::new(Budget::of_device(facts.info.multiprocessors)))
+                .collect(),
         };
         let slots = facts.into_iter().map(|facts| Slot { facts, open: Mutex::default() }).collect();
         Ok(Self { shared: Arc::new(shared), slots })
@@ -135,7 +142,10 @@ impl CudaBackend {
             let reason = "residents run on the device; stop them first".to_owned();
             return Err(OpenError::InvalidConfig { reason });
         }
-        probe::run(&device).map_err(|error| unavailable(format!("a call for the trial: {error}")))
+        probe::run(&device).map_err(|error| match opened.failure() {
+            Some(failure) => OpenError::Failed(failure),
+            None => self.shared.driver.unavailable(format!("a call for the trial: {error}")),
+        })
     }
 
     fn require(&self, slot: &Slot, required: Features) -> Result<(), OpenError> {
@@ -199,12 +209,11 @@ fn facts_of(driver: &Driver, device: CUdevice, ordinal: u32) -> Result<Facts, Dr
         device: u8::try_from(ask(Attribute::CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID)?).unwrap_or(u8::MAX),
         function: 0,
     };
-    let (major, minor) = driver.version();
     let info = DeviceInfo {
         id: DeviceId { backend: NAME, ordinal, uuid: uuid_of(driver, device)? },
         name: name_of(driver, device)?,
         kind: DeviceKind::Gpu,
-        driver: format!("CUDA {major}.{minor}"),
+        driver: version_text(driver.version()),
         memory: memory_of(driver, device)?,
         multiprocessors: ask(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
         compute_capability: Some((

@@ -96,10 +96,14 @@ impl Baseline {
         work[..started].iter().fold(result, |result, (this, op)| result.and(this.finish(op)))
     }
 
+    #[expect(unsafe_code, reason = "enqueues work on memory that stays until it is over")]
     fn start(&self, op: &Op<'_>) -> Result<(), SubmitError> {
         check_op(&self.context, &self.peers, op)?;
         let _current = self.context.enter().map_err(|error| self.failed(error))?;
-        work::enqueue(op, &self.context, &self.stream, &self.clock).map_err(|error| match error {
+        // SAFETY: checked just above. The operation's owner is borrowed until `finish` has seen its end, or what it
+        // names is never given back (`finish`, `abandon`).
+        let enqueued = unsafe { work::enqueue(op, &self.context, &self.stream, &self.clock) };
+        enqueued.map_err(|error| match error {
             Some(error) => self.failed(error),
             None => SubmitError::Invalid { reason: format!("an operand is not one of {}", self.device()) },
         })?;

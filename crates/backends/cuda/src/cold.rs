@@ -184,6 +184,16 @@ impl ColdGate {
         (self.holding.load(Ordering::SeqCst) == 0).then_some(asking)
     }
 
+    /// The same, once no call holds the context.
+    pub(crate) fn ask_by(&self, deadline: Deadline) -> Option<Asking<'_>> {
+        loop {
+            match self.ask() {
+                None if !deadline.is_past() => thread::sleep(WATCH.min(deadline.remaining())),
+                asking => return asking,
+            }
+        }
+    }
+
     fn now(&self) -> u64 {
         u64::try_from(self.epoch.elapsed().as_nanos()).unwrap_or(u64::MAX)
     }

@@ -22,8 +22,9 @@ pub struct CudaConfig {
     /// The management library, `libnvidia-ml.so.1`.
     #[cfg(feature = "nvml")]
     pub nvml: Option<PathBuf>,
-    /// The folder where machine code of earlier runs is kept; an empty path keeps none. By default the
-    /// environment names it: `WARPWEFT_CACHE_DIR`, or `warpweft` in the user's cache.
+    /// The folder where machine code of earlier runs is kept, in a folder `cubin` of its own; an empty path keeps
+    /// none. By default the environment names it: `WARPWEFT_CACHE_DIR`, or `warpweft` in the user's cache. A
+    /// `WARPWEFT_CACHE_DIR` that is empty or not absolute keeps none.
     pub cache: Option<PathBuf>,
 }
 

@@ -17,7 +17,7 @@ use warpweft_core_types::{DeviceId, DriverError, Failure, NativeHandle, OpenErro
 
 use crate::{
     cold::ColdGate,
-    driver::{Driver, Handle, created, unavailable},
+    driver::{Driver, Handle, created},
     fork,
     interop::CONTEXT,
 };
@@ -145,7 +145,7 @@ impl Context {
         thread::Builder::new()
             .name(format!("{device}/service"))
             .spawn(move || jobs.into_iter().for_each(|job| job()))
-            .map_err(|error| unavailable(format!("a thread: {error}")))?;
+            .map_err(|error| OpenError::NoThread { what: device.to_string(), reason: error.to_string() })?;
         Ok(context)
     }
 

@@ -52,6 +52,8 @@ pub(crate) struct Shared {
     pub(crate) cache: CubinCache,
     /// Devices that may be open, those of imported contexts among them.
     pub(crate) open: Mutex<Vec<Weak<CudaDevice>>>,
+    /// What each GPU keeps for residents, in ordinal order: all contexts of a GPU share it.
+    pub(crate) budgets: Vec<Arc<Budget>>,
 }
 
 impl Shared {
@@ -111,8 +113,9 @@ pub(crate) struct CudaDevice {
     arena: Arc<Arena>,
     clock: Arc<Clock>,
     budget: Arc<Budget>,
-    /// Whether launches return before their kernels end, once somebody has asked.
-    launches_return: OnceLock<bool>,
+    /// Set once a launch was seen to return before its kernel ended. That one did not is never kept: it may have met
+    /// a bad moment.
+    launches_return: OnceLock<()>,
     queue_count: AtomicU32,
     /// Queues that may hold work when the device goes away.
     queues: Mutex<Vec<Weak<QueueCore>>>,
@@ -144,7 +147,7 @@ impl CudaDevice {
             context,
             arena,
             clock,
-            budget: Arc::new(Budget::of_device(facts.info.multiprocessors)),
+            budget: Arc::clone(&shared.budgets[facts.info.id.ordinal as usize]),
             launches_return: OnceLock::new(),
             queue_count: AtomicU32::new(0),
             queues: Mutex::default(),
@@ -221,15 +224,15 @@ impl CudaDevice {
         if let Some(reason) = hostile_surroundings(self.facts.has_timeout) {
             return Ok(Some(reason));
         }
-        let returns = match self.launches_return.get() {
-            Some(&returns) => returns,
-            None => *self.launches_return.get_or_init({
-                let returns = self.clock.launches_return()?;
-                move || returns
-            }),
-        };
-        let reason = "launches wait for their kernels here, as under a debugger or a sanitizer";
-        Ok((!returns).then(|| reason.to_owned()))
+        if self.launches_return.get().is_none() {
+            if !self.clock.launches_return()? {
+                let reason = "launches wait for their kernels here, as under a debugger or a sanitizer";
+                return Ok(Some(reason.to_owned()));
+            }
+            // Somebody else may have been first with the same.
+            let _seen = self.launches_return.set(());
+        }
+        Ok(None)
     }
 
     fn alive(&self) -> Result<(), OpenError> {
@@ -381,15 +384,19 @@ impl Interop for CudaDevice {
 
     fn import_buffer(&self, memory: NativeMemory) -> Result<Arc<dyn Buffer>, InteropError> {
         interop::check_memory(&self.context, &memory)?;
-        Ok(self.arena.import_native(memory).of_device(self.handle().map_err(InteropError::Failed)?))
+        let open =
+            interop::is_open_to_peers(&self.context, memory.address()).map_err(InteropError::Driver)?;
+        let owner = self.handle().map_err(InteropError::Failed)?;
+        Ok(self.arena.import_native(memory, open).of_device(owner))
     }
 
     fn capture(
         &self,
         accesses: Vec<(BufferView, Access)>,
+        owner: Arc<dyn Any + Send + Sync>,
         record: &mut dyn FnMut(NativeHandle) -> Result<(), Box<dyn Error + Send + Sync>>,
     ) -> Result<Arc<dyn CapturedWork>, InteropError> {
-        Ok(Arc::new(interop::capture(&self.context, accesses, record)?))
+        Ok(Arc::new(interop::capture(&self.context, accesses, owner, record)?))
     }
 }
 

@@ -104,14 +104,19 @@ macro_rules! driver_functions {
             $($name: unsafe extern "C" fn($($kind),*) -> c_int,)*
         }
 
+        #[expect(unsafe_code, reason = "looks functions up by name and type")]
         impl Functions {
             /// `None` unless the library has every symbol.
             fn resolve(library: &Library) -> Option<Self> {
                 Some(Self {
-                    event_query: resolve(library, "cuEventQuery")?,
-                    stream_query: resolve(library, "cuStreamQuery")?,
-                    get_error_name: resolve(library, "cuGetErrorName")?,
-                    $($name: resolve(library, stringify!($symbol))?,)*
+                    // SAFETY: here and below, the field has the type of the driver's function of this name.
+                    event_query: unsafe { resolve(library, "cuEventQuery") }?,
+                    // SAFETY: as above.
+                    stream_query: unsafe { resolve(library, "cuStreamQuery") }?,
+                    // SAFETY: as above.
+                    get_error_name: unsafe { resolve(library, "cuGetErrorName") }?,
+                    // SAFETY: as above.
+                    $($name: unsafe { resolve(library, stringify!($symbol)) }?,)*
                 })
             }
         }
@@ -234,6 +239,9 @@ driver_functions! {
     cuMemImportFromShareableHandle as mem_import(
         handle: *mut MemoryHandle, descriptor: *mut c_void, kind: c_int
     );
+    cuMemGetAllocationPropertiesFromHandle as mem_properties(
+        properties: *mut CUmemAllocationProp, handle: MemoryHandle
+    );
     cuCtxGetDevice as context_device(device: *mut CUdevice);
     cuStreamGetCtx as stream_context(stream: CUstream, context: *mut CUcontext);
     cuPointerGetAttribute as pointer_attribute(value: *mut c_void, attribute: c_int, pointer: CUdeviceptr);
@@ -297,37 +305,41 @@ pub(crate) struct Driver {
 }
 
 impl Driver {
-    /// Loads and initialises the driver: this file and no other, or the one that the loader knows.
+    /// Loads and initialises the driver: this file and no other, or the one that the loader knows or that is in
+    /// one of the folders where it may be.
+    #[expect(unsafe_code, reason = "looks a function up by name and type")]
     pub(crate) fn open(named: Option<&Path>) -> Result<Arc<Self>, OpenError> {
         if fork::has_ancestors() {
-            return Err(unavailable(format!("a process of its own: {}", fork::CAUSE)));
+            return Err(unavailable(format!("a process of its own: {}", fork::CAUSE), None));
         }
         let names: Vec<PathBuf> = match named {
             Some(path) => vec![path.to_path_buf()],
-            None => LIBRARIES.iter().map(PathBuf::from).collect(),
+            None => candidates(Path::new("/"), LIBRARIES),
         };
         let first = names[0].display();
         let library = load_any(&names).map_err(|reason| {
-            unavailable(format!(
+            let missing = format!(
                 "{first}, which comes with the NVIDIA driver; install driver {OLDEST} or newer, or start the \
                  container with the NVIDIA runtime ({reason})"
-            ))
+            );
+            unavailable(missing, None)
         })?;
         // Before the functions: an old driver lacks some, and its version says more than their names.
         let version = version_of(&library);
         if let Some((major, minor)) = version.filter(|&version| version < OLDEST_VERSION) {
-            return Err(unavailable(format!(
+            let missing = format!(
                 "a newer NVIDIA driver: {first} is of CUDA {major}.{minor}, and driver {OLDEST} or newer is \
                  needed"
-            )));
+            );
+            return Err(unavailable(missing, version));
         }
         let (Some(version), Some(functions)) = (version, Functions::resolve(&library)) else {
-            return Err(unavailable(format!(
-                "{} in {first}; update the NVIDIA driver to {OLDEST} or newer",
-                absent(&library).join(", ")
-            )));
+            let absent = absent(&library).join(", ");
+            let missing = format!("{absent} in {first}; update the NVIDIA driver to {OLDEST} or newer");
+            return Err(unavailable(missing, version));
         };
-        let get_param_info = resolve(&library, "cuFuncGetParamInfo");
+        // SAFETY: the type is that of the driver's function of this name.
+        let get_param_info = unsafe { resolve(&library, "cuFuncGetParamInfo") };
         let origin = Origin::here();
         let registrations = Registrations::default();
         let driver = Arc::new(Self {
@@ -346,11 +358,16 @@ impl Driver {
     fn initialise(&self) -> Result<(), OpenError> {
         // SAFETY: the one call that needs nothing before it; it may be repeated.
         unsafe { self.init(0) }.map_err(|error| match error.code {
-            NO_DEVICE => unavailable(
+            NO_DEVICE => self.unavailable(
                 "an NVIDIA GPU: the driver runs and shows none (is CUDA_VISIBLE_DEVICES set?)".to_owned(),
             ),
-            _ => unavailable(format!("a working NVIDIA driver: {error}")),
+            _ => self.unavailable(format!("a working NVIDIA driver: {error}")),
         })
+    }
+
+    /// This driver is here, and something is missing all the same.
+    pub(crate) fn unavailable(&self, missing: String) -> OpenError {
+        unavailable(missing, Some(self.version))
     }
 
     /// The newest CUDA version the driver speaks, as major and minor.
@@ -458,8 +475,26 @@ pub(crate) fn created<T>(
     Handle::written(raw).ok_or_else(|| DriverError { api, code: 0, name: "no object was made".to_owned() })
 }
 
-pub(crate) fn unavailable(missing: String) -> OpenError {
-    OpenError::Unavailable { backend: NAME, missing }
+fn unavailable(missing: String, version: Option<(u32, u32)>) -> OpenError {
+    OpenError::Unavailable { backend: NAME, missing, driver: version.map(version_text) }
+}
+
+/// A driver's version in words.
+pub(crate) fn version_text((major, minor): (u32, u32)) -> String {
+    format!("CUDA {major}.{minor}")
+}
+
+/// Where the driver's libraries are when the loader does not know: WSL, container runtimes, Google's Colab, NixOS.
+#[cfg(not(windows))]
+const FOLDERS: &[&str] =
+    &["usr/lib/wsl/lib", "usr/local/nvidia/lib64", "usr/lib64-nvidia", "run/opengl-driver/lib"];
+#[cfg(windows)]
+const FOLDERS: &[&str] = &[];
+
+/// The names themselves, for the loader, and then the files of these names in folders where they may be.
+pub(crate) fn candidates(root: &Path, names: &[&str]) -> Vec<PathBuf> {
+    let files = FOLDERS.iter().flat_map(|folder| names.iter().map(move |name| root.join(folder).join(name)));
+    names.iter().map(PathBuf::from).chain(files.filter(|file| file.exists())).collect()
 }
 
 #[expect(unsafe_code, reason = "opens a dynamic library")]
@@ -484,17 +519,22 @@ pub(crate) fn in_full(error: &dyn Error) -> String {
     }
 }
 
-/// The symbol's address as a function of type `F`, which is a function pointer.
+/// The symbol's address as an `F`.
+///
+/// # Safety
+///
+/// - `F` is a pointer, or the pointer to a function whose type is that of the library's function of this name.
 #[expect(unsafe_code, reason = "looks symbols up")]
-pub(crate) fn resolve<F: Copy>(library: &Library, symbol: &str) -> Option<F> {
-    // SAFETY: whoever calls the result vouches for its type; here it is only copied out.
+pub(crate) unsafe fn resolve<F: Copy>(library: &Library, symbol: &str) -> Option<F> {
+    // SAFETY: the caller's duty.
     unsafe { library.get::<F>(symbol.as_bytes()) }.ok().map(|found| *found)
 }
 
 /// What a driver says of itself; `None` if it lacks the function. It needs no initialised driver.
 #[expect(unsafe_code, reason = "asks the driver")]
 fn version_of(library: &Library) -> Option<(u32, u32)> {
-    let get = resolve::<unsafe extern "C" fn(*mut c_int) -> c_int>(library, "cuDriverGetVersion")?;
+    // SAFETY: the driver's function of this name has this type.
+    let get = unsafe { resolve::<unsafe extern "C" fn(*mut c_int) -> c_int>(library, "cuDriverGetVersion") }?;
     let mut version = 0;
     // SAFETY: the driver's function of this name has this signature; it writes one integer, which lives on
     // this stack frame.
@@ -503,8 +543,11 @@ fn version_of(library: &Library) -> Option<(u32, u32)> {
     Some((version / 1000, version % 1000 / 10))
 }
 
+#[expect(unsafe_code, reason = "looks symbols up")]
 fn absent(library: &Library) -> Vec<&'static str> {
-    SYMBOLS.iter().copied().filter(|symbol| resolve::<*const ()>(library, symbol).is_none()).collect()
+    // SAFETY: a pointer, which is not used.
+    let lacks = |symbol: &&str| unsafe { resolve::<*const ()>(library, symbol) }.is_none();
+    SYMBOLS.iter().copied().filter(lacks).collect()
 }
 
 #[cfg(test)]
@@ -513,7 +556,7 @@ mod tests {
 
     fn check(library: &str, words: &[&str]) {
         let error = Driver::open(Some(Path::new(library))).unwrap_err();
-        assert!(matches!(error, OpenError::Unavailable { backend: "cuda", .. }), "{error:?}");
+        assert!(matches!(error, OpenError::Unavailable { backend: "cuda", driver: None, .. }), "{error:?}");
         let text = error.to_string();
         for word in words {
             assert!(text.contains(word), "{word:?} is not in: {text}");
@@ -523,6 +566,23 @@ mod tests {
     #[test]
     fn a_driver_that_is_not_installed_is_named_with_the_way_to_get_it() {
         check("libcuda-of-nobody.so.1", &["libcuda-of-nobody.so.1", "install driver 525"]);
+    }
+
+    #[test]
+    #[cfg(unix)]
+    fn the_driver_is_looked_for_where_the_loader_does_not_look() {
+        let root = tempfile::tempdir().unwrap();
+        let names = ["libcuda.so.1", "libcuda.so"];
+        assert_eq!(candidates(root.path(), &names), names.map(PathBuf::from));
+        let files =
+            ["usr/lib/wsl/lib/libcuda.so.1", "run/opengl-driver/lib/libcuda.so.1", "run/libcuda.so.1"];
+        for file in files.map(|file| root.path().join(file)) {
+            std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+            std::fs::write(file, "").unwrap();
+        }
+        let found = candidates(root.path(), &names);
+        assert_eq!(found[..2], names.map(PathBuf::from), "what the loader knows comes first");
+        assert_eq!(found[2..], [root.path().join(files[0]), root.path().join(files[1])]);
     }
 
     #[test]

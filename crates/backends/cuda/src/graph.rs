@@ -105,8 +105,9 @@ impl CudaGraph {
         for (node, entry) in nodes.iter().enumerate() {
             check(context, peers, node, &entry.op)?;
         }
-        let template = Template::create(context).map_err(GraphError::Driver)?;
-        let _current = context.enter().map_err(GraphError::Driver)?;
+        let failed = |error| driver_failed(context, error);
+        let template = Template::create(context).map_err(failed)?;
+        let _current = context.enter().map_err(failed)?;
         let mut handles: Vec<Handle<CUgraphNode_st>> = Vec::with_capacity(nodes.len());
         for (node, entry) in nodes.iter().enumerate() {
             // `PreparedGraph::new` checked that edges come from earlier nodes.
@@ -115,7 +116,7 @@ impl CudaGraph {
             let added = template.add(&entry.op, &after, clock);
             handles.push(added.map_err(|refusal| refused(context, node, refusal))?);
         }
-        let executable = template.instantiate().map_err(GraphError::Driver)?;
+        let executable = template.instantiate().map_err(failed)?;
         let applied = nodes.iter().map(|node| Arc::new(node.op.clone())).collect();
         Ok(Self {
             _owner: Arc::clone(owner),
@@ -142,9 +143,17 @@ impl CudaGraph {
 
     /// Launches it with these operations. Its context is current.
     ///
-    /// Whatever they name, and the graph, must live until the stream is past it.
+    /// # Safety
+    ///
+    /// - The operations are those of a [`PreparedGraph`] of this graph, which checked them.
+    /// - Whatever they name, and the graph, lives until the stream is past it.
+    /// - The stream is of the graph's context.
     #[expect(unsafe_code, reason = "calls the driver")]
-    pub(crate) fn launch(&self, ops: &[Arc<GraphOp>], stream: &Stream) -> Result<(), Option<DriverError>> {
+    pub(crate) unsafe fn launch(
+        &self,
+        ops: &[Arc<GraphOp>],
+        stream: &Stream,
+    ) -> Result<(), Option<DriverError>> {
         let mut applied = self.applied();
         for ((present, wanted), node) in applied.iter_mut().zip(ops).zip(&self.nodes) {
             if !Arc::ptr_eq(present, wanted) {
@@ -155,9 +164,9 @@ impl CudaGraph {
                 *present = Arc::clone(wanted);
             }
         }
-        // SAFETY: graph and stream are live and of one context. What its nodes touch lives until the stream
-        // is past it (the caller's duty) and was found within this device's reach when it was set. The lock
-        // is held, so that nobody changes the operands in between.
+        // SAFETY: graph and stream are live. What the nodes touch was found within this device's reach when it was
+        // set, and the lock is held, so that nobody changes the operands in between. The rest are the caller's
+        // duties.
         unsafe { self.context.driver.graph_launch(self.executable.raw(), stream.raw()) }.map_err(Some)
     }
 
@@ -270,10 +279,18 @@ fn check(context: &Context, peers: &PeerTable, node: usize, op: &GraphOp) -> Res
 fn refused(context: &Context, node: usize, refusal: Refusal) -> GraphError {
     match refusal {
         Refusal::Cannot(reason) => GraphError::Node { node, reason },
-        Refusal::Driver(error) => match context.judge(error.clone()) {
-            failure if context.failure().is_some() => GraphError::Failed(failure),
-            _ => GraphError::Submit { node, source: SubmitError::Driver(error) },
+        Refusal::Driver(error) => match driver_failed(context, error) {
+            GraphError::Driver(error) => GraphError::Submit { node, source: SubmitError::Driver(error) },
+            lost => lost,
         },
+    }
+}
+
+/// What a call that failed says of the device.
+fn driver_failed(context: &Context, error: DriverError) -> GraphError {
+    match context.judge(error.clone()) {
+        failure if context.failure().is_some() => GraphError::Failed(failure),
+        _ => GraphError::Driver(error),
     }
 }
 
@@ -442,6 +459,19 @@ fn with_stamp(
 pub(crate) struct Captured {
     pub(crate) template: Template,
     pub(crate) accesses: Vec<(BufferView, Access)>,
+    /// What the work needs beside that.
+    pub(crate) _owner: Owner,
+}
+
+/// What somebody else's work needs, held for its drop.
+pub(crate) struct Owner(
+    #[expect(dead_code, reason = "held for its drop")] pub(crate) Arc<dyn Any + Send + Sync>,
+);
+
+impl fmt::Debug for Owner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Owner")
+    }
 }
 
 impl CapturedWork for Captured {

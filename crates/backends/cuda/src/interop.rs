@@ -1,6 +1,6 @@
 //! Contexts, streams and memory of other libraries, in and out.
 
-use std::{error::Error, ffi::c_int, ptr, sync::Arc};
+use std::{any::Any, error::Error, ffi::c_int, ptr, sync::Arc};
 
 use cudarc::driver::sys::{
     CUcontext, CUdeviceptr, CUgraph, CUmemorytype, CUpointer_attribute, CUstreamCaptureMode,
@@ -12,7 +12,8 @@ use warpweft_core_types::{
 use crate::{
     context::Context,
     driver::Handle,
-    graph::{Captured, Template},
+    graph::{Captured, Owner, Template},
+    memory::ALIGNMENT,
     stream::Stream,
 };
 
@@ -101,6 +102,14 @@ pub(crate) fn check_memory(context: &Context, memory: &NativeMemory) -> Result<(
     if ordinal & 0xffff_ffff != u64::from(context.device.ordinal) {
         return Err(refuse(format!("it is memory of device {}", ordinal & 0xffff_ffff)));
     }
+    // Kernels and timestamps rely on what every buffer has.
+    if !memory.address().is_multiple_of(ALIGNMENT) {
+        let reason = format!(
+            "it starts at no multiple of {ALIGNMENT} bytes; import the allocation as a whole and use a view of \
+             the part"
+        );
+        return Err(refuse(reason));
+    }
     let first = ask(CUpointer_attribute::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR).map_err(unknown)?;
     let size = ask(CUpointer_attribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE).map_err(unknown)?;
     let left = first.saturating_add(size).saturating_sub(memory.address());
@@ -108,6 +117,16 @@ pub(crate) fn check_memory(context: &Context, memory: &NativeMemory) -> Result<(
         return Err(refuse(format!("{} bytes are more than the {left} behind it", memory.size())));
     }
     Ok(())
+}
+
+/// Whether other devices can use memory that another library allocated in this context: plain memory
+/// (`cuMemAlloc`) follows the peer access of contexts. Whoever made a pool or a mapping opens it to devices one by
+/// one, and nothing tells to which.
+pub(crate) fn is_open_to_peers(context: &Context, address: CUdeviceptr) -> Result<bool, DriverError> {
+    let _current = context.enter()?;
+    let plain = CUpointer_attribute::CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE;
+    // A boolean, of which four bytes are written or one.
+    Ok(word_of(context, address, plain)? != 0)
 }
 
 /// A pointer's attribute of at most eight bytes.
@@ -129,6 +148,7 @@ fn word_of(
 pub(crate) fn capture(
     context: &Arc<Context>,
     accesses: Vec<(BufferView, Access)>,
+    owner: Arc<dyn Any + Send + Sync>,
     record: &mut dyn FnMut(NativeHandle) -> Result<(), Box<dyn Error + Send + Sync>>,
 ) -> Result<Captured, InteropError> {
     if let Some(failure) = context.failure() {
@@ -137,30 +157,54 @@ pub(crate) fn capture(
     let stream = Stream::create(context).map_err(InteropError::Driver)?;
     let failed = |reason: String| InteropError::Capture { device: context.device, reason };
     let _current = context.enter_for_others().map_err(InteropError::Driver)?;
-    begin(context, &stream).map_err(InteropError::Driver)?;
+    let capture = Capture::begin(context, &stream).map_err(InteropError::Driver)?;
     let handle = NativeHandle { kind: STREAM, value: stream.raw().expose_provenance() as u64 };
     let recorded = record(handle);
-    // Ended whatever became of it, or the thread would stay in the capture.
-    let template = end(context, &stream)
-        .map(|graph| Handle::written(graph).map(|graph| Template::captured(context, graph)));
+    let template = capture.end();
     recorded.map_err(|error| failed(error.to_string()))?;
     let template = template.map_err(|error| failed(error.to_string()))?;
     let template = template.ok_or_else(|| failed("the driver made no graph".to_owned()))?;
-    Ok(Captured { template, accesses })
+    Ok(Captured { template, accesses, _owner: Owner(owner) })
 }
 
-/// Thread-local: calls of other threads that would disturb a capture do not.
-#[expect(unsafe_code, reason = "calls the driver")]
-fn begin(context: &Context, stream: &Stream) -> Result<(), DriverError> {
-    let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL as c_int;
-    // SAFETY: the stream is live, of the current context, and nobody else has it.
-    unsafe { context.driver.stream_begin_capture(stream.raw(), mode) }
+/// A stream that is being captured. It ends whatever becomes of the recording, a panic included, or the thread would
+/// stay in the capture.
+struct Capture<'a> {
+    context: &'a Arc<Context>,
+    stream: &'a Stream,
+    is_over: bool,
 }
 
-#[expect(unsafe_code, reason = "calls the driver")]
-fn end(context: &Context, stream: &Stream) -> Result<CUgraph, DriverError> {
-    let mut graph = ptr::null_mut();
-    // SAFETY: the capture was begun in this stream; one handle is written to this stack frame.
-    unsafe { context.driver.stream_end_capture(stream.raw(), &mut graph) }?;
-    Ok(graph)
+impl<'a> Capture<'a> {
+    /// Thread-local: calls of other threads that would disturb a capture do not.
+    #[expect(unsafe_code, reason = "calls the driver")]
+    fn begin(context: &'a Arc<Context>, stream: &'a Stream) -> Result<Self, DriverError> {
+        let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL as c_int;
+        // SAFETY: the stream is live, of the current context, and nobody else has it.
+        unsafe { context.driver.stream_begin_capture(stream.raw(), mode) }?;
+        Ok(Self { context, stream, is_over: false })
+    }
+
+    /// What was recorded.
+    fn end(mut self) -> Result<Option<Template>, DriverError> {
+        self.finish()
+    }
+
+    #[expect(unsafe_code, reason = "calls the driver")]
+    fn finish(&mut self) -> Result<Option<Template>, DriverError> {
+        self.is_over = true;
+        let mut graph: CUgraph = ptr::null_mut();
+        // SAFETY: the capture was begun in this stream; one handle is written to this stack frame.
+        unsafe { self.context.driver.stream_end_capture(self.stream.raw(), &mut graph) }?;
+        Ok(Handle::written(graph).map(|graph| Template::captured(self.context, graph)))
+    }
+}
+
+impl Drop for Capture<'_> {
+    fn drop(&mut self) {
+        if !self.is_over {
+            // What was recorded by then goes with the result.
+            let _unfinished = self.finish();
+        }
+    }
 }

@@ -39,8 +39,9 @@
 //!
 //! A contract describes an `extern "C" __global__` function. A buffer is a pointer to the first byte of the
 //! view, and nothing else; a value is a parameter of its size, in place. So `[Param::read(n), Param::scalar::<u32>()]`
-//! is `(const T*, unsigned int)`. A workgroup is a block, and no dynamic shared memory is given. Drivers of
-//! CUDA 12.4 and newer tell what the code declares, and code that declares something else is refused.
+//! is `(const T*, unsigned int)`. A workgroup is a block. It is given as much dynamic shared memory as the contract
+//! says ([`KernelContract::shared_bytes`](warpweft_core_types::KernelContract::shared_bytes)), none by default.
+//! Drivers of CUDA 12.4 and newer tell what the code declares, and code that declares something else is refused.
 //!
 //! A resident kernel (`KernelContract::resident`) has a `ww_slice`, by value, before all that. It comes with
 //! `#include <warpweft/resident.cuh>`, whose functions tell the kernel when to return; the header's first
@@ -62,6 +63,24 @@
 //!   [`CudaBackend::notes`] says why.
 //! - A fault of a kernel loses the device for the process, as the driver has it. Its failure is kept, and
 //!   everything that comes later is refused with it.
+//!
+//! # Features
+//!
+//! - `nvml` (on by default): facts about links from NVML, which is loaded when they are first asked for. Without it
+//!   links are there, of an unknown medium.
+//! - `cudarc`: [`adapter`](https://docs.rs/warpweft-cuda/latest/warpweft_cuda/adapter), which makes queues and
+//!   buffers of the streams and slices of cudarc's safe layer, in the version that this crate is built with. Every
+//!   other version, and every other library, goes through handles as integers
+//!   ([`Interop`](warpweft_core_types::Interop)).
+//!
+//! # What it does not do
+//!
+//! - Managed memory, arrays and textures: memory is a range of bytes.
+//! - Clusters, cooperative launches and launches from the device: workgroups of a launch know nothing of each other,
+//!   and a [resident](warpweft_core_types::Residents) is how they meet.
+//! - Isolation: a fault ends every device of the process, and a process of its own is what keeps it from others.
+//! - Work in a process that was forked from the one that opened the driver: everything is refused there.
+//! - Counts of bytes on links: the driver has none.
 
 #[cfg(feature = "cudarc")]
 pub mod adapter;

@@ -220,9 +220,10 @@ impl Arena {
         Ok(self.buffer(size, Memory::Virtual(memory)))
     }
 
-    /// Memory that another library allocated for this device, as the caller found out.
-    pub(crate) fn import_native(self: &Arc<Self>, memory: NativeMemory) -> CudaBuffer {
-        self.buffer(memory.size(), Memory::Native(memory))
+    /// Memory that another library allocated for this device, as the caller found out; `open_to_peers` if devices
+    /// that reach this one use it.
+    pub(crate) fn import_native(self: &Arc<Self>, memory: NativeMemory, open_to_peers: bool) -> CudaBuffer {
+        self.buffer(memory.size(), Memory::Native { memory, open_to_peers })
     }
 
     /// Takes host memory of another owner, and pins it unless somebody has.
@@ -380,7 +381,7 @@ impl Arena {
             // These undo themselves.
             #[cfg(unix)]
             Memory::Virtual(_) => {}
-            Memory::Native(_) | Memory::Imported(_) => {}
+            Memory::Native { .. } | Memory::Imported(_) => {}
         }
     }
 
@@ -511,7 +512,11 @@ enum Memory {
     Pinned(PinnedBlock),
     #[cfg(unix)]
     Virtual(VirtualMemory),
-    Native(NativeMemory),
+    Native {
+        memory: NativeMemory,
+        /// Its owner's doing, and not ours.
+        open_to_peers: bool,
+    },
     Imported(Imported),
 }
 
@@ -540,10 +545,15 @@ impl CudaBuffer {
             Some(Memory::Pinned(block)) => block.address,
             #[cfg(unix)]
             Some(Memory::Virtual(memory)) => memory.address(),
-            Some(Memory::Native(memory)) => memory.address(),
+            Some(Memory::Native { memory, .. }) => memory.address(),
             Some(Memory::Imported(imported)) => imported.address,
             None => 0,
         }
+    }
+
+    /// Whether other devices that reach this one can use it, as far as anybody knows.
+    pub(crate) const fn is_open_to_peers(&self) -> bool {
+        !matches!(&self.memory, Some(Memory::Native { open_to_peers: false, .. }))
     }
 
     /// The context whose memory it is.

@@ -14,7 +14,7 @@ use libloading::Library;
 use warpweft_core_types::{DeviceUuid, PciAddress};
 
 use crate::{
-    driver::{load_any, resolve},
+    driver::{candidates, load_any, resolve},
     links::{C2c, Fabric, Gpu, NvLink, P2p, Pair, Remote, Report},
 };
 
@@ -118,17 +118,26 @@ macro_rules! nvml_functions {
             $($name: Option<unsafe extern "C" fn($($kind,)* *mut $value) -> c_int>,)*
         }
 
+        #[expect(unsafe_code, reason = "looks functions up by name and type")]
         impl Functions {
             fn resolve(library: &Library) -> Self {
                 Self {
-                    init: resolve(library, "nvmlInit_v2"),
-                    shutdown: resolve(library, "nvmlShutdown"),
-                    error_string: resolve(library, "nvmlErrorString"),
-                    device_uuid: resolve(library, "nvmlDeviceGetUUID"),
-                    device_mig: resolve(library, "nvmlDeviceGetMigMode"),
-                    memory_affinity: resolve(library, "nvmlDeviceGetMemoryAffinity"),
-                    field_values: resolve(library, "nvmlDeviceGetFieldValues"),
-                    $($name: resolve(library, stringify!($symbol)),)*
+                    // SAFETY: here and below, the field has the type of the library's function of this name.
+                    init: unsafe { resolve(library, "nvmlInit_v2") },
+                    // SAFETY: as above.
+                    shutdown: unsafe { resolve(library, "nvmlShutdown") },
+                    // SAFETY: as above.
+                    error_string: unsafe { resolve(library, "nvmlErrorString") },
+                    // SAFETY: as above.
+                    device_uuid: unsafe { resolve(library, "nvmlDeviceGetUUID") },
+                    // SAFETY: as above.
+                    device_mig: unsafe { resolve(library, "nvmlDeviceGetMigMode") },
+                    // SAFETY: as above.
+                    memory_affinity: unsafe { resolve(library, "nvmlDeviceGetMemoryAffinity") },
+                    // SAFETY: as above.
+                    field_values: unsafe { resolve(library, "nvmlDeviceGetFieldValues") },
+                    // SAFETY: as above.
+                    $($name: unsafe { resolve(library, stringify!($symbol)) },)*
                 }
             }
         }
@@ -181,7 +190,7 @@ struct Nvml {
 pub(crate) fn report(named: Option<&Path>) -> Result<Report, String> {
     let names: Vec<PathBuf> = match named {
         Some(path) => vec![path.to_path_buf()],
-        None => LIBRARIES.iter().map(PathBuf::from).collect(),
+        None => candidates(Path::new("/"), LIBRARIES),
     };
     let library = load_any(&names).map_err(|reason| format!("NVML is not here ({reason})"))?;
     let nvml = Nvml { functions: Functions::resolve(&library), _library: library };

@@ -4,6 +4,7 @@
 
 use std::{
     cell::RefCell,
+    error::Error,
     ptr::NonNull,
     sync::{Arc, mpsc},
     time::{Duration, Instant},
@@ -11,8 +12,9 @@ use std::{
 
 use serde::Serialize;
 use warpweft_core_types::{
-    BufferDesc, BufferView, Deadline, Device as _, DeviceClock as _, FillRegion, GraphNode, HostMemory,
-    KernelContract, LoadError, Op, OwnedOp, Param, PreparedGraph, QueueDesc, SemaphorePoint, Submission,
+    BufferDesc, BufferView, Deadline, Device as _, DeviceClock as _, DriverError, FillRegion, GraphNode,
+    HostMemory, KernelContract, LoadError, Op, OwnedOp, Param, PreparedGraph, QueueDesc, SemaphorePoint,
+    Submission,
 };
 
 use crate::{
@@ -58,7 +60,7 @@ impl Probed {
 }
 
 /// Why a trial could not be made.
-type Refusal = Box<dyn std::error::Error + Send + Sync>;
+type Refusal = Box<dyn Error + Send + Sync>;
 
 /// What trials work with.
 struct Lab<'a> {
@@ -84,7 +86,7 @@ const TRIALS: &[(&str, bool, Prepare)] = &[
     ("launch of a kernel that was loaded before", false, |lab| {
         let (stream, end) = (Stream::create(lab.context)?, Event::create(lab.context)?);
         let to = lab.arena.allocate(&BufferDesc::device(8))?;
-        Ok(Box::new(move || stamp(lab, lab.clock, &stream, &end, &to)))
+        Ok(Box::new(move || stamp(lab, lab.clock, &stream, &end, to)))
     }),
     ("cuLinkComplete: PTX to machine code", true, |lab| {
         let text = std::ffi::CString::new(clock::PTX)?;
@@ -100,7 +102,7 @@ const TRIALS: &[(&str, bool, Prepare)] = &[
         let (to, image) = (lab.arena.allocate(&BufferDesc::device(8))?, Image::load(lab.context, lab.cubin)?);
         Ok(Box::new(move || {
             let clock = Clock::of_image(lab.context, lab.arena, image)?;
-            stamp(lab, &clock, &stream, &end, &to)
+            stamp(lab, &clock, &stream, &end, to)
         }))
     }),
     ("cuModuleUnload", true, |lab| {
@@ -172,7 +174,9 @@ const TRIALS: &[(&str, bool, Prepare)] = &[
         }))
     }),
     ("capture of a stream", false, |lab| {
-        Ok(Box::new(|| Ok(interop::capture(lab.context, Vec::new(), &mut |_| Ok(())).map(drop)?)))
+        Ok(Box::new(|| {
+            Ok(interop::capture(lab.context, Vec::new(), Arc::new(()), &mut |_| Ok(())).map(drop)?)
+        }))
     }),
     ("a reading of the clock", false, |lab| {
         Ok(Box::new(|| {
@@ -200,10 +204,24 @@ pub(crate) fn run(device: &Arc<CudaDevice>) -> Result<Vec<Probed>, Refusal> {
         imported: RefCell::default(),
     };
     let tried = |&(call, expected, prepare): &(&'static str, bool, Prepare)| {
-        let named = |error: Refusal| Refusal::from(format!("{call}: {}", in_full(&*error)));
+        let named = |error: Refusal| {
+            judge(context, &*error);
+            Refusal::from(format!("{call}: {}", in_full(&*error)))
+        };
         lab.try_call(call, expected, prepare).map_err(named)
     };
     TRIALS.iter().map(tried).collect()
+}
+
+/// Takes note of a device that is lost, whatever the driver's word for that is wrapped in.
+fn judge(context: &Context, error: &(dyn Error + 'static)) {
+    if let Some(error) = error.downcast_ref::<DriverError>() {
+        // What it means for the trial is the caller's.
+        let _failure = context.judge(error.clone());
+    }
+    if let Some(cause) = error.source() {
+        judge(context, cause);
+    }
 }
 
 impl Lab<'_> {
@@ -242,11 +260,19 @@ impl Lab<'_> {
 }
 
 /// Launches the clock's stamp and waits for it.
-fn stamp(lab: &Lab<'_>, clock: &Clock, stream: &Stream, end: &Event, to: &CudaBuffer) -> Result<(), Refusal> {
+#[expect(unsafe_code, reason = "enqueues a write to a buffer that it keeps")]
+fn stamp(lab: &Lab<'_>, clock: &Clock, stream: &Stream, end: &Event, to: CudaBuffer) -> Result<(), Refusal> {
     let _current = lab.context.enter()?;
-    clock.stamp(lab.context, stream, to.address())?;
-    end.record(stream)?;
-    if end.wait(PATIENCE)? { Ok(()) } else { Err("a stamp took too long".into()) }
+    // SAFETY: the buffer has eight bytes of this device and starts at a multiple of more. It is let go once the write
+    // is over, and otherwise kept for good.
+    unsafe { clock.stamp(lab.context, stream, to.address()) }?;
+    let ended = end.record(stream).and_then(|()| end.wait(PATIENCE));
+    if matches!(ended, Ok(true)) {
+        return Ok(());
+    }
+    std::mem::forget(to);
+    ended?;
+    Err("a stamp took too long".into())
 }
 
 fn stamp_of(image: &Image) -> Result<(), LoadError> {

@@ -307,10 +307,14 @@ impl QueueCore {
     }
 
     /// Puts one operation in the stream, and what it uses in the list.
+    #[expect(unsafe_code, reason = "enqueues work on memory that the list keeps")]
     fn push(&self, id: SubmissionId, op: &Op<'_>, keep: &mut KeepAlive) -> Result<(), Arc<Failure>> {
         keep.op(op);
         let _hurried = is_first_launch(op).then(|| self.context.cold.open());
-        work::enqueue(op, &self.context, &self.stream, &self.clock).map_err(|error| match error {
+        // SAFETY: `submit` checked the operation. The list holds what it names, and is let go behind the event at the
+        // end of the submission or not at all (`enqueue`, `fail_in_flight`).
+        let enqueued = unsafe { work::enqueue(op, &self.context, &self.stream, &self.clock) };
+        enqueued.map_err(|error| match error {
             None => self.cannot(id, op.name()),
             Some(error) => self.context.judge(error),
         })
@@ -667,8 +671,9 @@ fn check_view(
     if std::ptr::eq(Arc::as_ptr(buffer.context()), context) || buffer.kind().is_host_visible() {
         return Ok(());
     }
-    // Another context of the same device is another owner, whose memory nobody has opened to this one.
-    if owner == device {
+    // Another context of the same device is another owner, whose memory nobody has opened to this one. What another
+    // library allocated in a pool of its own was not opened by us either.
+    if owner == device || !buffer.is_open_to_peers() {
         return Err(SubmitError::Foreign { what: "buffer", owner, device });
     }
     // Both devices are open, so they were introduced to each other.

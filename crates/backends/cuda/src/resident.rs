@@ -8,7 +8,7 @@ use std::{
     collections::VecDeque,
     env,
     ffi::{OsStr, OsString},
-    fmt, hint, io, ptr,
+    fmt, hint, io,
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering},
@@ -122,6 +122,24 @@ enum Order {
     Stop,
 }
 
+/// Who wants the resident parked.
+#[derive(Debug, Default)]
+struct Parks {
+    /// How often it was told to park: calls that wait for the same park have the same number.
+    number: u64,
+    /// Calls that wait.
+    waiting: usize,
+    /// One of them has said that it is parked.
+    stands: bool,
+}
+
+/// A slice that was not launched.
+struct Unlaunched {
+    failure: Arc<Failure>,
+    /// It is not known whether it runs all the same, or when it ends.
+    may_run: bool,
+}
+
 /// A resident's slices and what they were told.
 pub(crate) struct ResidentCore {
     context: Arc<Context>,
@@ -130,8 +148,9 @@ pub(crate) struct ResidentCore {
     slice: SliceConfig,
     workgroups: u32,
     control: Control,
-    /// The current [`Order`].
+    /// The current [`Order`]. A stop may come at any time; the others change under the lock of `parks`.
     order: AtomicU8,
+    parks: Mutex<Parks>,
     /// Slices that were given a number, and those of them that are in `line` or will never be.
     issued: AtomicU64,
     settled: AtomicU64,
@@ -188,6 +207,7 @@ impl ResidentCore {
         budget: &Arc<Budget>,
         desc: &ResidentDesc<'_>,
     ) -> Result<Arc<Self>, ResidentError> {
+        desc.slice.check()?;
         let launch = OwnedLaunch::from(&desc.launch);
         let seats = budget.reserve(context.device, &launch)?;
         // What fits on a device is far from the limit.
@@ -201,6 +221,7 @@ impl ResidentCore {
             workgroups,
             control,
             order: AtomicU8::new(Order::Run as u8),
+            parks: Mutex::default(),
             issued: AtomicU64::new(0),
             settled: AtomicU64::new(0),
             launching: Mutex::default(),
@@ -224,18 +245,26 @@ impl ResidentCore {
             .map_err(no_thread)?;
         let _first = core.feeder.set(feeder.thread().clone());
         core.top_up(1);
-        core.check_in(Deadline::within(desc.check_in))?;
+        core.check_in(desc.check_in)?;
         Ok(core)
     }
 
-    fn check_in(&self, deadline: Deadline) -> Result<(), ResidentError> {
+    fn check_in(&self, time: Duration) -> Result<(), ResidentError> {
         let started = || self.control.count(header::ENTERED, 1);
-        if wait_until(deadline, || started() == self.workgroups || self.failure.get().is_some()) {
+        let settled = || started() == self.workgroups || self.failure().is_some();
+        if wait_until(Deadline::within(time), settled) {
             return self.failure().map_or(Ok(()), |failure| Err(ResidentError::Failed(failure)));
         }
         let started = started();
-        self.give_stop();
-        Err(ResidentError::NotResident { kernel: self.name(), started, wanted: self.workgroups })
+        // Those that did start end at their next message boundary; one that does not is named instead. The feeder
+        // gives the budget back once the last of them is over.
+        match self.stop(Deadline::within(time)) {
+            Err(error @ ResidentError::Unparkable { .. }) if self.control.first_inside().is_some() => {
+                Err(error)
+            }
+            Err(ResidentError::Failed(failure)) => Err(ResidentError::Failed(failure)),
+            _ => Err(ResidentError::NotResident { kernel: self.name(), started, wanted: self.workgroups }),
+        }
     }
 
     /// Keeps slices in the stream until the resident is over, then gives its budget back.
@@ -247,8 +276,14 @@ impl ResidentCore {
                 asked = Instant::now();
             }
             let is_over = self.is_over();
+            if self.failure().is_some() {
+                if self.context.failure().is_some() || !self.is_settled() {
+                    break;
+                }
+                // What was launched before it failed still runs.
+                self.give_stop();
+            }
             match self.order() {
-                _ if self.failure.get().is_some() => break,
                 Order::Stop if is_over => break,
                 Order::Run if is_over && self.is_finished() => break,
                 Order::Run => {
@@ -288,7 +323,7 @@ impl ResidentCore {
     fn pace(&self) -> Option<Duration> {
         let hurried = self.control.order(header::HURRY);
         let lasts = |slice: &Queued| match slice.number < hurried {
-            true => self.slice.shortest.min(slice.longest),
+            true => self.slice.hurried().min(slice.longest),
             false => slice.longest,
         };
         self.line().slices.iter().map(lasts).min()
@@ -297,19 +332,23 @@ impl ResidentCore {
     /// Launches slices until there are `depth` in the stream.
     fn top_up(&self, depth: usize) {
         let _one_at_a_time = self.launching.lock().unwrap_or_else(PoisonError::into_inner);
-        while self.order() == Order::Run && !self.is_finished() && self.serving() < depth {
+        let serves = || self.order() == Order::Run && self.failure.get().is_none() && !self.is_finished();
+        while serves() && self.serving() < depth {
             // SeqCst, with `leave`: either it sees the order here, or the order's number covers this slice.
             let number = self.issued.fetch_add(1, Ordering::SeqCst);
             if self.order() == Order::Run {
                 match self.launch_slice(number) {
                     Ok(slice) => self.line().slices.push_back(slice),
-                    Err(failure) => {
-                        // The number stays unsettled: it is not known whether the slice runs.
-                        let _first = self.failure.set(failure);
-                        return;
+                    Err(unlaunched) => {
+                        let _first = self.failure.set(unlaunched.failure);
+                        if unlaunched.may_run {
+                            // The number stays unsettled for good.
+                            return;
+                        }
                     }
                 }
             }
+            // SeqCst, with `is_settled`: whoever sees the number settled finds its slice in the line.
             self.settled.store(number + 1, Ordering::SeqCst);
         }
     }
@@ -320,21 +359,31 @@ impl ResidentCore {
         self.line().slices.iter().filter(|slice| slice.number >= leaving).count()
     }
 
-    fn launch_slice(&self, number: u64) -> Result<Queued, Arc<Failure>> {
-        let judge = |error| self.context.judge(error);
-        let _current = self.context.enter().map_err(judge)?;
-        let longest = if self.context.cold.is_awaited() { self.slice.shortest } else { self.slice.longest };
-        let slice = self.control.slice(number, self.slice.shortest, longest);
-        let first = Some(ptr::from_ref(&slice).cast());
+    #[expect(unsafe_code, reason = "enqueues work on memory that the resident keeps")]
+    fn launch_slice(&self, number: u64) -> Result<Queued, Unlaunched> {
+        let unlaunched =
+            |may_run: bool| move |error| Unlaunched { failure: self.context.judge(error), may_run };
+        let _current = self.context.enter().map_err(unlaunched(false))?;
+        let hurried = self.slice.hurried();
+        let longest = if self.context.cold.is_awaited() { hurried } else { self.slice.longest };
+        let slice = self.control.slice(number, hurried, longest);
         let launched = self.calls.watched(|| {
-            self.launch.with(|launch| work::enqueue_launch(&self.context, &self.stream, launch, first))
+            self.launch.with(|launch| {
+                // SAFETY: the launch names buffers and a kernel that it owns, and this value goes on living until
+                // its slices are over (`feed`), as do the words that the slice leads to.
+                unsafe { work::enqueue_launch(&self.context, &self.stream, launch, Some(&slice)) }
+            })
         });
         launched.map_err(|error| match error {
-            Some(error) => judge(error),
+            // A launch that was refused enqueued nothing. One that met the end of the device did not matter.
+            Some(error) => unlaunched(false)(error),
             // Operands were checked when the resident was made, so this is not met.
-            None => Arc::new(Failure::Cancelled),
+            None => Unlaunched { failure: Arc::new(Failure::Cancelled), may_run: false },
         })?;
-        self.stream.write(self.control.at(header::ENDED), number + 1).map_err(judge)?;
+        // SAFETY: one of the words of the control block, which is mapped and lives as long as this value; see above.
+        let marked = unsafe { self.stream.write(self.control.at(header::ENDED), number + 1) };
+        // Without its mark nothing tells when the slice ends.
+        marked.map_err(unlaunched(true))?;
         Ok(Queued { number, longest, is_counted: false })
     }
 
@@ -345,8 +394,11 @@ impl ResidentCore {
             let _current = self.context.enter()?;
             self.stream.is_done()
         });
-        if let Err(error) = asked {
-            let _first = self.failure.set(self.context.judge(error));
+        let Err(error) = asked else { return };
+        let failure = self.context.judge(error);
+        // A question that was refused, as while another library captures, says nothing of the slices.
+        if self.context.failure().is_some() {
+            let _first = self.failure.set(failure);
         }
     }
 
@@ -434,8 +486,9 @@ impl ResidentCore {
         self.leave();
     }
 
-    /// Changes the order unless another came meanwhile, so that nothing goes on after a stop.
+    /// Changes the order, under the lock of `parks`, unless a stop came: nothing goes on after that.
     fn change_order(&self, from: Order, to: Order) -> bool {
+        // SeqCst, here and where orders are read: with `top_up`, which takes a number and then looks at the order.
         self.order.compare_exchange(from as u8, to as u8, Ordering::SeqCst, Ordering::SeqCst).is_ok()
     }
 
@@ -451,24 +504,63 @@ impl ResidentCore {
     }
 
     fn park(&self, deadline: Deadline) -> Result<(), ResidentError> {
+        let number = self.begin_park()?;
+        let waited = self.wait_outside(deadline);
+        self.end_park(number, waited)
+    }
+
+    /// Tells the slices to leave, or joins a call that did.
+    fn begin_park(&self) -> Result<u64, ResidentError> {
+        let mut parks = self.parks();
         // A resident that runs is known without asking the driver.
-        if self.failure.get().is_some() || self.is_finished() || !self.change_order(Order::Run, Order::Park) {
+        if self.failure().is_some() || self.is_finished() || !self.change_order(Order::Run, Order::Park) {
             self.require(ResidentState::Running, "park")?;
+            if self.order() == Order::Park {
+                parks.waiting += 1;
+                return Ok(parks.number);
+            }
+            return Err(ResidentError::WrongState { action: "park", state: "ending" });
         }
+        *parks = Parks { number: parks.number + 1, waiting: 1, stands: false };
+        // Under the lock, so that it does not reach slices of a resume.
         self.leave();
-        self.wait_outside(deadline).inspect_err(|_| {
-            self.run_again();
-        })?;
-        // A stop that came before or meanwhile stands: the resident is over and not parked.
+        Ok(parks.number)
+    }
+
+    /// What became of the park with this number. Only the last one to give up undoes it.
+    fn end_park(&self, number: u64, waited: Result<(), ResidentError>) -> Result<(), ResidentError> {
+        let mut parks = self.parks();
+        let is_mine = parks.number == number;
+        if is_mine {
+            parks.waiting -= 1;
+        }
+        if let Some(failure) = self.failure() {
+            return Err(ResidentError::Failed(failure));
+        }
+        let gone = |state| Err(ResidentError::WrongState { action: "park", state });
         match self.order() {
-            Order::Stop => Err(ResidentError::WrongState { action: "park", state: "ending" }),
-            Order::Park | Order::Run => Ok(()),
+            Order::Park if is_mine && self.is_outside() => {
+                parks.stands = true;
+                Ok(())
+            }
+            Order::Park if is_mine && parks.waiting == 0 && !parks.stands => {
+                self.run_again(parks);
+                waited
+            }
+            // A stop that came before or meanwhile stands: the resident is over and not parked.
+            Order::Stop => waited.and_then(|()| gone("ending")),
+            Order::Park | Order::Run => waited.and_then(|()| gone("running")),
         }
     }
 
     fn resume(&self) -> Result<(), ResidentError> {
+        let parks = self.parks();
         self.require(ResidentState::Parked, "resume")?;
-        if self.run_again() { Ok(()) } else { self.require(ResidentState::Parked, "resume") }
+        if !self.run_again(parks) {
+            return self.require(ResidentState::Parked, "resume");
+        }
+        // The launch is what finds out that the device was lost meanwhile.
+        self.failure().map_or(Ok(()), |failure| Err(ResidentError::Failed(failure)))
     }
 
     fn stop(&self, deadline: Deadline) -> Result<(), ResidentError> {
@@ -482,8 +574,10 @@ impl ResidentCore {
 
     /// Ends a park, unless a stop came meanwhile. The first slice is launched here, since waking the feeder
     /// takes longer than that.
-    fn run_again(&self) -> bool {
+    fn run_again(&self, parks: MutexGuard<'_, Parks>) -> bool {
         let goes_on = self.change_order(Order::Park, Order::Run);
+        // The driver is called without the lock.
+        drop(parks);
         if goes_on {
             self.top_up(1);
             self.wake_feeder();
@@ -492,9 +586,13 @@ impl ResidentCore {
         goes_on
     }
 
+    fn parks(&self) -> MutexGuard<'_, Parks> {
+        self.parks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn wait_outside(&self, deadline: Deadline) -> Result<(), ResidentError> {
         // The feeder asks the driver now and then, in case the device is lost.
-        if wait_until(deadline, || self.is_outside() || self.failure.get().is_some()) {
+        if wait_until(deadline, || self.is_outside() || self.failure().is_some()) {
             return self.failure().map_or(Ok(()), |failure| Err(ResidentError::Failed(failure)));
         }
         let workgroup = self.control.first_inside().unwrap_or(0);
@@ -524,6 +622,11 @@ impl ResidentCore {
                 self.give_seats_back();
                 ResidentState::Stopped
             }
+            _ if self.context.failure().is_some() => {
+                // Nothing runs on a device that is lost, and a feeder that sleeps does not hear of it.
+                self.wake_feeder();
+                ResidentState::Failed
+            }
             Order::Park if outside => ResidentState::Parked,
             Order::Park | Order::Run | Order::Stop => ResidentState::Running,
         }
@@ -533,8 +636,9 @@ impl ResidentCore {
         self.control.count(header::FINISHED, 1) == self.workgroups
     }
 
+    /// Why it failed, if it did: a device that is lost takes its residents along.
     fn failure(&self) -> Option<Arc<Failure>> {
-        self.context.left().or_else(|| self.failure.get().cloned())
+        self.context.left().or_else(|| self.failure.get().cloned()).or_else(|| self.context.failure())
     }
 
     /// Refuses in a process that was forked from the resident's.
@@ -642,7 +746,7 @@ impl Control {
     /// Raises one of the orders to at least `number`.
     fn raise(&self, order: usize, number: u64) {
         if let Some(word) = self.word(order) {
-            // Release: nothing the device reads after it depends on more than the number itself.
+            // Release: what the program wrote to host memory before the order is there for whoever obeys it.
             word.fetch_max(number, Ordering::Release);
         }
     }
@@ -745,6 +849,7 @@ impl Resident for CudaResident {
     }
 
     fn slices(&self) -> u64 {
+        // Relaxed: a figure for reports.
         self.core.ended.load(Ordering::Relaxed)
     }
 

@@ -68,11 +68,15 @@ impl Stream {
         matches!(self.origin, Origin::Foreign { .. })
     }
 
-    /// Writes a number to eight bytes of mapped host memory once everything enqueued so far is over, and seen by
-    /// the host. The context is current; the bytes must live until then.
+    /// Writes a number once everything enqueued so far is over, and seen by the host. The context is current.
+    ///
+    /// # Safety
+    ///
+    /// - `to` is a multiple of 8, and the eight bytes there are mapped host memory that lives until the stream is
+    ///   past the write. Others reach them by whole words alone.
     #[expect(unsafe_code, reason = "calls the driver")]
-    pub(crate) fn write(&self, to: CUdeviceptr, value: u64) -> Result<(), DriverError> {
-        // SAFETY: the stream is live; the bytes are the caller's to vouch for.
+    pub(crate) unsafe fn write(&self, to: CUdeviceptr, value: u64) -> Result<(), DriverError> {
+        // SAFETY: the stream is live; the rest are the caller's duties.
         unsafe { self.context.driver.stream_write(self.raw(), to, value, 0) }
     }
 

@@ -4,6 +4,7 @@
 use std::{
     ffi::{c_int, c_void},
     fmt,
+    mem::{MaybeUninit, offset_of},
     os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd},
     ptr,
     sync::Arc,
@@ -16,7 +17,10 @@ use cudarc::driver::sys::{
 };
 use warpweft_core_types::DriverError;
 
-use crate::{context::Context, driver::MemoryHandle};
+use crate::{
+    context::Context,
+    driver::{MemoryHandle, OUT_OF_MEMORY},
+};
 
 /// The only kind of handle used here.
 const DESCRIPTOR: CUmemAllocationHandleType =
@@ -46,22 +50,22 @@ impl VirtualMemory {
         users: &[CUdevice],
     ) -> Result<Self, DriverError> {
         let properties = properties(context.ordinal);
-        let len = size.next_multiple_of(granularity(context)?);
+        let len = whole(size, granularity(context)?)?;
         let mut handle = 0;
         // SAFETY: the properties are read from this stack frame, the handle is written there.
         unsafe { context.driver.mem_create(&mut handle, len, &properties, 0) }?;
-        Self::map(context, handle, len, users)
+        Self::unmapped(context, handle, len).map(users)
     }
 
-    /// Maps memory that was exported with this size, in this process or another.
+    /// Maps memory of this device that was exported with this size, in this process or another.
     #[expect(unsafe_code, reason = "calls the driver")]
     pub(crate) fn import(
         context: &Arc<Context>,
         descriptor: &OwnedFd,
         size: usize,
         users: &[CUdevice],
-    ) -> Result<Self, DriverError> {
-        let len = size.next_multiple_of(granularity(context)?);
+    ) -> Result<Self, ImportError> {
+        let len = whole(size, granularity(context)?)?;
         // The descriptor goes in as a pointer's bits.
         let bits = usize::try_from(descriptor.as_raw_fd()).unwrap_or_default();
         let os_handle = ptr::without_provenance_mut::<c_void>(bits);
@@ -69,32 +73,36 @@ impl VirtualMemory {
         // SAFETY: the descriptor is open, and of what kind it is the driver finds out; the handle is written to
         // this stack frame.
         unsafe { context.driver.mem_import(&mut handle, os_handle, DESCRIPTOR_KIND) }?;
-        Self::map(context, handle, len, users)
+        let memory = Self::unmapped(context, handle, len);
+        // Whoever sent the descriptor says which device it is of, and may be wrong.
+        match device_of(&memory)? {
+            owner if owner == context.ordinal => Ok(memory.map(users)?),
+            owner => Err(ImportError::Elsewhere { owner }),
+        }
+    }
+
+    /// Memory without an address, which goes when it is dropped.
+    fn unmapped(context: &Arc<Context>, handle: MemoryHandle, len: usize) -> Self {
+        Self { context: Arc::clone(context), handle, address: 0, len, reserved: false, mapped: false }
     }
 
     #[expect(unsafe_code, reason = "calls the driver")]
-    fn map(
-        context: &Arc<Context>,
-        handle: MemoryHandle,
-        len: usize,
-        users: &[CUdevice],
-    ) -> Result<Self, DriverError> {
+    fn map(mut self, users: &[CUdevice]) -> Result<Self, DriverError> {
+        let (context, len) = (Arc::clone(&self.context), self.len);
         let driver = &context.driver;
-        let mut memory =
-            Self { context: Arc::clone(context), handle, address: 0, len, reserved: false, mapped: false };
         let _current = context.enter()?;
         // SAFETY: an address of the driver's choice is written into the value that gives it back.
-        unsafe { driver.mem_address_reserve(&mut memory.address, len, 0, 0, 0) }?;
-        memory.reserved = true;
+        unsafe { driver.mem_address_reserve(&mut self.address, len, 0, 0, 0) }?;
+        self.reserved = true;
         // SAFETY: the range was reserved just now with this length and nothing is mapped there; the memory is
         // as long, or the driver refuses it.
-        unsafe { driver.mem_map(memory.address, len, 0, handle, 0) }?;
-        memory.mapped = true;
+        unsafe { driver.mem_map(self.address, len, 0, self.handle, 0) }?;
+        self.mapped = true;
         let access: Vec<CUmemAccessDesc> =
             std::iter::once(&context.ordinal).chain(users).map(access_of).collect();
         // SAFETY: the range is mapped as a whole; the descriptions are read from the list.
-        unsafe { driver.mem_set_access(memory.address, len, access.as_ptr(), access.len()) }?;
-        Ok(memory)
+        unsafe { driver.mem_set_access(self.address, len, access.as_ptr(), access.len()) }?;
+        Ok(self)
     }
 
     pub(crate) const fn address(&self) -> CUdeviceptr {
@@ -136,6 +144,50 @@ impl fmt::Debug for VirtualMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "VirtualMemory({} bytes at {:#x})", self.len, self.address)
     }
+}
+
+/// Why memory of a descriptor is not taken.
+#[derive(Debug)]
+pub(crate) enum ImportError {
+    /// It is of another device, by the driver's number.
+    Elsewhere {
+        owner: CUdevice,
+    },
+    Driver(DriverError),
+}
+
+impl fmt::Display for ImportError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Elsewhere { owner } => write!(f, "it is memory of device {owner}"),
+            Self::Driver(error) => error.fmt(f),
+        }
+    }
+}
+
+impl From<DriverError> for ImportError {
+    fn from(error: DriverError) -> Self {
+        Self::Driver(error)
+    }
+}
+
+/// The device that the memory is of.
+#[expect(unsafe_code, reason = "asks the driver")]
+fn device_of(memory: &VirtualMemory) -> Result<CUdevice, DriverError> {
+    // Its other fields are enums, which a newer driver may leave: they are not looked at.
+    let mut found = MaybeUninit::<CUmemAllocationProp>::zeroed();
+    // SAFETY: the handle is live; one structure is written to this stack frame.
+    unsafe { memory.context.driver.mem_properties(found.as_mut_ptr(), memory.handle) }?;
+    let id =
+        found.as_ptr().wrapping_byte_add(offset_of!(CUmemAllocationProp, location.id)).cast::<CUdevice>();
+    // SAFETY: an integer of that structure, which is on this stack frame and whatever integer it is.
+    Ok(unsafe { id.read() })
+}
+
+/// The size in whole grains. What no number counts is more than any device has.
+fn whole(size: usize, grain: usize) -> Result<usize, DriverError> {
+    let too_large = || DriverError { api: "cuMemCreate", code: OUT_OF_MEMORY, name: "size".to_owned() };
+    size.checked_next_multiple_of(grain).ok_or_else(too_large)
 }
 
 #[expect(unsafe_code, reason = "asks the driver")]

@@ -7,34 +7,54 @@ use smallvec::SmallVec;
 use warpweft_core_types::{Arg, BufferView, DriverError, FillRegion, Launch, Op};
 
 use crate::{
-    clock::Clock, context::Context, graph::CudaGraph, memory::address_of, module::CudaKernel, stream::Stream,
+    clock::Clock, context::Context, graph::CudaGraph, header::Slice, memory::address_of, module::CudaKernel,
+    stream::Stream,
 };
 
 /// Puts an operation at the end of `stream`, whose context is current. `Err(None)` if an operand is not ours.
 ///
-/// Whatever it names must live until the stream is past it.
-pub(crate) fn enqueue(
+/// # Safety
+///
+/// - `check_op` has let the operation through for this context.
+/// - Whatever it names lives until the stream is past it.
+#[expect(unsafe_code, reason = "enqueues work on memory of the caller's")]
+pub(crate) unsafe fn enqueue(
     op: &Op<'_>,
     context: &Context,
     stream: &Stream,
     clock: &Clock,
 ) -> Result<(), Option<DriverError>> {
     match op {
-        Op::Copy(region) => copy(context, stream, region.src(), region.dst()),
-        Op::Fill(region) => fill(context, stream, region),
-        Op::Launch(launch) => enqueue_launch(context, stream, launch, None),
+        // SAFETY: the caller's duties, here and below; `CopyRegion` checked that both views have one length and
+        // share no bytes.
+        Op::Copy(region) => unsafe { copy(context, stream, region.src(), region.dst()) },
+        // SAFETY: as above.
+        Op::Fill(region) => unsafe { fill(context, stream, region) },
+        // SAFETY: as above.
+        Op::Launch(launch) => unsafe { enqueue_launch(context, stream, launch, None) },
         Op::Timestamp(region) => {
             let to = address_of(region.dst()).ok_or(None)?;
-            clock.stamp(context, stream, to).map_err(Some)
+            // SAFETY: as above; the region is eight bytes at a multiple of eight of a buffer, and buffers start at
+            // multiples of `ALIGNMENT`.
+            unsafe { clock.stamp(context, stream, to) }.map_err(Some)
         }
-        Op::Replay(graph) => CudaGraph::of(graph).ok_or(None)?.launch(graph.ops(), stream),
+        Op::Replay(graph) => {
+            let own = CudaGraph::of(graph).ok_or(None)?;
+            // SAFETY: as above; the operations are those of a value that the graph was prepared for.
+            unsafe { own.launch(graph.ops(), stream) }
+        }
         _ => Err(None),
     }
 }
 
 /// Copies between any two places: with unified addresses the driver knows what they are.
+///
+/// # Safety
+///
+/// - The views have one length, share no bytes and are within the device's reach.
+/// - Their buffers live until the stream is past the copy.
 #[expect(unsafe_code, reason = "calls the driver")]
-fn copy(
+unsafe fn copy(
     context: &Context,
     stream: &Stream,
     src: &BufferView,
@@ -42,9 +62,7 @@ fn copy(
 ) -> Result<(), Option<DriverError>> {
     let (from, to) = (address_of(src).ok_or(None)?, address_of(dst).ok_or(None)?);
     let size = usize::try_from(src.size()).map_err(|_| None)?;
-    // SAFETY: both views lie within buffers that live until the stream is past the copy (the caller's
-    // duty), have one length and share no bytes (`CopyRegion` checked it), and are within this device's
-    // reach (`check_op`).
+    // SAFETY: both views lie within their buffers (`BufferView` checked it); the rest are the caller's duties.
     unsafe { context.driver.memcpy_async(to, from, size, stream.raw()) }.map_err(Some)
 }
 
@@ -71,14 +89,22 @@ impl Pattern {
     }
 }
 
+/// Fills a view.
+///
+/// # Safety
+///
+/// - The view is within the device's reach, and its buffer lives until the stream is past the fill.
 #[expect(unsafe_code, reason = "calls the driver")]
-fn fill(context: &Context, stream: &Stream, region: &FillRegion<'_>) -> Result<(), Option<DriverError>> {
+unsafe fn fill(
+    context: &Context,
+    stream: &Stream,
+    region: &FillRegion<'_>,
+) -> Result<(), Option<DriverError>> {
     let driver = &context.driver;
     let address = address_of(region.dst()).ok_or(None)?;
     let size = usize::try_from(region.dst().size()).map_err(|_| None)?;
     match Pattern::of(region, address) {
-        // SAFETY: the view lies within a buffer that lives until the stream is past the fill (the caller's
-        // duty), within this device's reach (`check_op`).
+        // SAFETY: the view lies within its buffer (`BufferView` checked it); the rest are the caller's duties.
         Pattern::Byte(byte) => unsafe { driver.memset_d8_async(address, byte, size, stream.raw()) },
         // SAFETY: as above; the words are `size` bytes, since `FillRegion` checked that 4 divides it.
         Pattern::Word(word) => unsafe { driver.memset_d32_async(address, word, size / 4, stream.raw()) },
@@ -95,13 +121,13 @@ fn fill(context: &Context, stream: &Stream, region: &FillRegion<'_>) -> Result<(
 #[derive(Debug)]
 pub(crate) struct Parameters<'a> {
     addresses: SmallVec<[u64; 8]>,
-    first: Option<*const c_void>,
+    first: Option<&'a Slice>,
     args: &'a [Arg<'a>],
 }
 
 impl<'a> Parameters<'a> {
     /// `first`, if there is one, comes in front of the arguments. `None` if a buffer is not ours.
-    pub(crate) fn of(launch: &Launch<'a>, first: Option<*const c_void>) -> Option<Self> {
+    pub(crate) fn of(launch: &Launch<'a>, first: Option<&'a Slice>) -> Option<Self> {
         let mut addresses = SmallVec::new();
         for arg in launch.args() {
             if let Arg::Buffer(view) = arg {
@@ -118,28 +144,34 @@ impl<'a> Parameters<'a> {
             Arg::Buffer(_) => addresses.next().map_or(ptr::null(), |address| ptr::from_ref(address).cast()),
             Arg::Scalar(bytes) => bytes.as_ptr().cast::<c_void>(),
         };
-        let first = self.first.into_iter();
+        let first = self.first.into_iter().map(|slice| ptr::from_ref(slice).cast());
         first.chain(self.args.iter().map(value)).map(<*const c_void>::cast_mut).collect()
     }
 }
 
-/// Launches a kernel: with `first`, if there is one, and then each argument, a buffer as its address.
+/// Launches a kernel: with the slice of a resident, if it is one, and then each argument, a buffer as its address.
+///
+/// # Safety
+///
+/// - `check_launch` has let the launch through for this context.
+/// - There is a slice if the kernel's contract says that it is resident, and only then. The memory that it leads to
+///   is within the device's reach.
+/// - The buffers, the kernel and the slice's memory live until the stream is past the launch.
 #[expect(unsafe_code, reason = "calls the driver")]
-pub(crate) fn enqueue_launch(
+pub(crate) unsafe fn enqueue_launch(
     context: &Context,
     stream: &Stream,
     launch: &Launch<'_>,
-    first: Option<*const c_void>,
+    slice: Option<&Slice>,
 ) -> Result<(), Option<DriverError>> {
     let kernel = CudaKernel::of(launch.kernel()).ok_or(None)?;
-    let parameters = Parameters::of(launch, first).ok_or(None)?;
+    let parameters = Parameters::of(launch, slice).ok_or(None)?;
     let mut pointers = parameters.pointers();
     let ([x, y, z], [block_x, block_y, block_z]) = (launch.workgroups(), kernel.workgroup_size());
     // SAFETY: the function is loaded in this context for as long as the kernel lives. The driver copies as
     // many bytes from each pointer as the code declares, and the code declares what the contract says
     // (`KernelCode::with_foreign`): an address for a buffer, and for a value the length that `Launch`
-    // compared; `first` is given for residents alone, whose kernels declare it. The buffers live until the
-    // stream is past the launch (the caller's duty) and are within this device's reach (`check_op`).
+    // compared. The rest are the caller's duties.
     unsafe {
         context.driver.launch_kernel(
             kernel.function(),

@@ -165,7 +165,7 @@ fn a_forked_process_is_told_so_and_never_hangs() {
             require(24, prepared.is_err())?;
             require(25, device.clock().is_none_or(|clock| clock.sample(within).is_err()))?;
             let interop = device.interop().ok_or(26)?;
-            require(27, interop.capture(Vec::new(), &mut |_| Ok(())).is_err())?;
+            require(27, interop.capture(Vec::new(), Arc::new(()), &mut |_| Ok(())).is_err())?;
             require(28, device.foreign(|| true))?;
             let page = HostMemory::of_buffer(Arc::clone(own.buffer()));
             require(29, page.is_none())?;

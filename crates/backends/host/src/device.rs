@@ -66,9 +66,8 @@ impl HostDevice {
         arena: &Arc<Arena>,
         links: &Arc<LinkTable>,
     ) -> Result<Arc<Self>, OpenError> {
-        let engine = Engine::start(&info.id.to_string(), config.workers as usize).map_err(|error| {
-            OpenError::Unavailable { backend: info.id.backend, missing: format!("threads: {error}") }
-        })?;
+        let engine = Engine::start(&info.id.to_string(), config.workers as usize)
+            .map_err(|error| OpenError::NoThread { what: info.id.to_string(), reason: error.to_string() })?;
         Ok(Arc::new_cyclic(|this| Self {
             info: info.clone(),
             features: features(info.id, config, links),

@@ -19,9 +19,6 @@ use crate::{
     module::{HostLaunch, YieldSource},
 };
 
-/// How long workgroups have to leave after others did not check in.
-const CHECK_OUT: Duration = Duration::from_secs(1);
-
 /// How long a workgroup rests after it found nothing to do.
 const IDLE_REST: Duration = Duration::from_micros(50);
 
@@ -93,8 +90,20 @@ struct State {
     workgroups: Vec<Phase>,
     started: Vec<bool>,
     failure: Option<Arc<Failure>>,
+    parks: Parks,
     /// Held until no workgroup can be inside its kernel any more.
     seats: Option<Seats>,
+}
+
+/// Who wants the resident parked.
+#[derive(Debug, Default)]
+struct Parks {
+    /// How often it was told to park: calls that wait for the same park have the same number.
+    number: u64,
+    /// Calls that wait.
+    waiting: usize,
+    /// One of them has said that it is parked.
+    stands: bool,
 }
 
 /// What the workgroups were told last.
@@ -127,6 +136,7 @@ impl ResidentCore {
         engine: &Arc<Engine>,
         budget: &Arc<Budget>,
     ) -> Result<Arc<Self>, ResidentError> {
+        desc.slice.check()?;
         let seats = budget.reserve(device, &launch)?;
         let count = seats.count as usize;
         let core = Arc::new(Self {
@@ -140,6 +150,7 @@ impl ResidentCore {
                 workgroups: vec![Phase::Queued; count],
                 started: vec![false; count],
                 failure: None,
+                parks: Parks::default(),
                 seats: Some(seats),
             }),
             changed: Condvar::new(),
@@ -147,15 +158,15 @@ impl ResidentCore {
         for workgroup in 0..count {
             engine.push(Task::Slice(Arc::clone(&core), workgroup));
         }
-        core.check_in(Deadline::within(desc.check_in))?;
+        core.check_in(desc.check_in)?;
         Ok(core)
     }
 
-    fn check_in(&self, deadline: Deadline) -> Result<(), ResidentError> {
+    fn check_in(&self, time: Duration) -> Result<(), ResidentError> {
         let started = |state: &State| state.started.iter().filter(|&&begun| begun).count();
         let wanted = self.lock().workgroups.len();
         let settled = |state: &State| started(state) == wanted || state.failure.is_some();
-        let in_time = self.wait_until(deadline, settled);
+        let in_time = self.wait_until(Deadline::within(time), settled);
         let state = self.lock();
         if let Some(failure) = &state.failure {
             return Err(ResidentError::Failed(Arc::clone(failure)));
@@ -167,7 +178,7 @@ impl ResidentCore {
         drop(state);
         self.give(Order::Stop);
         // Those that did start end at their next message boundary; one that does not is named instead.
-        self.wait_outside(Deadline::within(CHECK_OUT))?;
+        self.wait_outside(Deadline::within(time))?;
         let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
         Err(ResidentError::NotResident {
             kernel: self.name(),
@@ -255,23 +266,54 @@ impl ResidentCore {
     }
 
     fn park(self: &Arc<Self>, deadline: Deadline) -> Result<(), ResidentError> {
-        let state = self.require(ResidentState::Running, "park")?;
-        if self.order() != Order::Run {
-            return Err(ResidentError::WrongState { action: "park", state: "ending" });
+        let number = self.begin_park()?;
+        let waited = self.wait_outside(deadline);
+        self.end_park(number, waited)
+    }
+
+    /// Tells the workgroups to leave, or joins a call that did.
+    fn begin_park(&self) -> Result<u64, ResidentError> {
+        // One lock for both, so that nobody ends it in between.
+        let mut state = self.require(ResidentState::Running, "park")?;
+        match self.order() {
+            Order::Run => {
+                self.set_order(Order::Park);
+                state.parks = Parks { number: state.parks.number + 1, waiting: 1, stands: false };
+            }
+            Order::Park => state.parks.waiting += 1,
+            Order::Stop => return Err(ResidentError::WrongState { action: "park", state: "ending" }),
         }
-        // Under the lock that the state was read under, so that nobody ends it in between.
-        self.set_order(Order::Park);
-        drop(state);
-        let outcome = self.wait_outside(deadline);
+        Ok(state.parks.number)
+    }
+
+    /// What became of the park with this number. Only the last one to give up undoes it.
+    fn end_park(
+        self: &Arc<Self>,
+        number: u64,
+        waited: Result<(), ResidentError>,
+    ) -> Result<(), ResidentError> {
         let mut state = self.lock();
+        let is_mine = state.parks.number == number;
+        if is_mine {
+            state.parks.waiting -= 1;
+        }
         if let Some(failure) = &state.failure {
             return Err(ResidentError::Failed(Arc::clone(failure)));
         }
-        // It may have been stopped meanwhile, and then stays so.
-        if outcome.is_err() && self.order() == Order::Park {
-            self.run_again(&mut state);
+        let gone = |state| Err(ResidentError::WrongState { action: "park", state });
+        match self.order() {
+            Order::Park if is_mine && state.inside().is_none() => {
+                state.parks.stands = true;
+                Ok(())
+            }
+            Order::Park if is_mine && state.parks.waiting == 0 && !state.parks.stands => {
+                self.run_again(&mut state);
+                waited
+            }
+            // It may have been stopped meanwhile, and then stays so.
+            Order::Stop => waited.and_then(|()| gone("ending")),
+            Order::Park | Order::Run => waited.and_then(|()| gone("running")),
         }
-        outcome
     }
 
     fn resume(self: &Arc<Self>) -> Result<(), ResidentError> {

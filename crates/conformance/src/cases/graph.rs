@@ -19,6 +19,7 @@ pub(super) const CASES: &[Case] = &[
         .needs(NEEDS)
         .covers(&["Graphs::prepare", "Graph::device", "Device::graphs"]),
     Case::new("graph::edges_order_a_diamond", edges_order_a_diamond).needs(NEEDS),
+    Case::new("graph::an_edge_that_is_named_twice_is_one", an_edge_that_is_named_twice_is_one).needs(NEEDS),
     Case::new("graph::a_long_chain_is_one_submission", a_long_chain_is_one_submission).needs(NEEDS),
     Case::new("graph::operands_change_between_replays", operands_change_between_replays)
         .needs(NEEDS)
@@ -91,6 +92,19 @@ fn edges_order_a_diamond(cx: &Context) -> Verdict {
         assert_eq!(cx.download(0, &seen)?, expected);
         assert_eq!(cx.download(0, &all)?, [9; 64]);
     }
+    Ok(())
+}
+
+fn an_edge_that_is_named_twice_is_one(cx: &Context) -> Verdict {
+    let memory = cx.memory(0, 64)?;
+    let nodes = [
+        GraphNode::new(fill(&memory, 1), &[]),
+        GraphNode::new(fill(&memory, 2), &[0, 0]),
+        GraphNode::new(fill(&memory, 3), &[1, 0, 1]),
+    ];
+    let graph = prepare(cx, &nodes)?;
+    cx.lane(0)?.run(&[Op::Replay(&graph)])?;
+    assert_eq!(cx.download(0, &memory)?, [3; 64]);
     Ok(())
 }
 

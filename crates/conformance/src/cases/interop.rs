@@ -120,7 +120,9 @@ fn captured_work_is_a_node(cx: &Context) -> Verdict {
     let (family, target) = (family(cx)?, cx.memory(0, 64)?);
     let accesses = vec![(target.clone(), Access::Write)];
     let mut seen = None;
-    let captured = family.capture(accesses, &mut |stream| {
+    let owner = Arc::new(());
+    let watch = Arc::downgrade(&owner);
+    let captured = family.capture(accesses, owner, &mut |stream| {
         seen = Some(stream);
         Ok(())
     })?;
@@ -129,12 +131,22 @@ fn captured_work_is_a_node(cx: &Context) -> Verdict {
     let fill = Op::Fill(FillRegion::bytes(&target, 9));
     let nodes = [GraphNode::new(captured, &[]), GraphNode::new(&fill, &[0])];
     let graph = PreparedGraph::new(cx.device(0).as_ref(), &nodes)?;
+    drop(nodes);
     let (lane, done) = (cx.lane(0)?, SemaphorePoint::new(&cx.device(0).create_semaphore(0)?, 1));
     let signals = std::slice::from_ref(&done);
     lane.queue.submit(&Submission { ops: &[Op::Replay(&graph)], signals, ..Submission::default() })?;
     done.wait(PATIENCE)?;
     assert_eq!(cx.download(0, &target)?, [9; 64]);
-    let error = refusal(family.capture(Vec::new(), &mut |_| Err("changed my mind".into())))?;
+    assert!(watch.upgrade().is_some(), "a graph keeps what its captured work needs");
+    drop(graph);
+    lane.run(&[])?;
+    let deadline = std::time::Instant::now() + PATIENCE;
+    while watch.upgrade().is_some() {
+        assert!(std::time::Instant::now() < deadline, "and lets it go");
+        std::thread::yield_now();
+    }
+    let none = Arc::new(());
+    let error = refusal(family.capture(Vec::new(), none, &mut |_| Err("changed my mind".into())))?;
     assert!(matches!(&error, InteropError::Capture { reason, .. } if reason.contains("changed")), "{error}");
     Ok(())
 }

@@ -1,6 +1,9 @@
 //! Kernels that stay.
 
-use std::{sync::Arc, time::Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use libtest_mimic::Failed;
 use warpweft_core_types::{
@@ -43,6 +46,11 @@ pub(super) const CASES: &[Case] = &[
         .needs(NEEDS)
         .may_lose_device(),
     Case::new("resident::a_stop_outlasts_a_park_that_gives_up", a_stop_outlasts_a_park_that_gives_up)
+        .needs(NEEDS),
+    Case::new("resident::a_park_that_gives_up_leaves_others_be", a_park_that_gives_up_leaves_others_be)
+        .needs(NEEDS),
+    Case::new("resident::slices_that_contradict_themselves", slices_that_contradict_themselves).needs(NEEDS),
+    Case::new("resident::nothing_is_left_of_one_that_is_late", nothing_is_left_of_one_that_is_late)
         .needs(NEEDS),
     Case::new("resident::other_kernels_do_not_stay", other_kernels_do_not_stay).needs(NEEDS),
     Case::new("resident::wrong_calls_are_refused", wrong_calls_are_refused).needs(NEEDS),
@@ -281,6 +289,61 @@ fn a_stop_outlasts_a_park_that_gives_up(cx: &Context) -> Verdict {
         assert_eq!((resident.slices(), used(cx)?), (slices, 0), "it stays stopped");
         Ok(())
     })
+}
+
+/// Two threads ask; the one without patience gives up, and the other one's park comes to stand.
+fn a_park_that_gives_up_leaves_others_be(cx: &Context) -> Verdict {
+    let release = cx.window(0, 4)?;
+    let resident = start(cx, &kernels::stubborn(), 1, &[Arg::Buffer(&release)])?;
+    std::thread::scope(|scope| {
+        let hasty = scope.spawn(|| resident.park(Deadline::within(2 * MOMENT)));
+        let patient = scope.spawn(|| resident.park(within()));
+        let gave_up = hasty.join().map_err(|_| "the thread panicked")?;
+        assert!(matches!(gave_up, Err(ResidentError::Unparkable { .. })), "{gave_up:?}");
+        release.write(&1_u32.to_le_bytes())?;
+        patient.join().map_err(|_| "the thread panicked")??;
+        assert_eq!(resident.state(), ResidentState::Parked);
+        resident.resume()?;
+        assert_eq!(resident.state(), ResidentState::Running);
+        Ok(resident.stop(within())?)
+    })
+}
+
+fn slices_that_contradict_themselves(cx: &Context) -> Verdict {
+    let (kernel, counts) = (cx.kernel(0, &kernels::counter())?, cx.window(0, 4)?);
+    let args = [Arg::Buffer(&counts)];
+    let (zero, short, long) = (Duration::ZERO, MOMENT, 2 * MOMENT);
+    for (shortest, longest) in [(long, short), (zero, long), (zero, zero), (short, zero)] {
+        let slice = SliceConfig { shortest, longest };
+        let desc = ResidentDesc { slice, ..ResidentDesc::new(Launch::new(&kernel, [1; 3], &args)?) };
+        let launched = cx.device(0).residents().ok_or("the family is absent")?.launch(&desc);
+        let error = launched.err().ok_or("it was started")?;
+        assert!(matches!(error, ResidentError::Invalid { .. }), "{slice:?}: {error}");
+        assert_eq!(used(cx)?, 0);
+    }
+    Ok(())
+}
+
+/// No time to check in: whatever had begun by then ends, and the budget comes back.
+fn nothing_is_left_of_one_that_is_late(cx: &Context) -> Verdict {
+    let (kernel, counts) = (cx.kernel(0, &kernels::counter())?, cx.window(0, 8)?);
+    let args = [Arg::Buffer(&counts)];
+    for _ in 0..20 {
+        let late = ResidentDesc {
+            check_in: Duration::ZERO,
+            ..ResidentDesc::new(Launch::new(&kernel, [2, 1, 1], &args)?)
+        };
+        match cx.device(0).residents().ok_or("the family is absent")?.launch(&late) {
+            Err(ResidentError::NotResident { .. } | ResidentError::Unparkable { .. }) => {}
+            Err(error) => return Err(error.into()),
+            Ok(resident) => resident.stop(within())?,
+        }
+        until(|| Ok(used(cx)? == 0))?;
+        let before = words(&counts)?;
+        cx.lane(0)?.run(&[])?;
+        assert_eq!(words(&counts)?, before, "it stands still");
+    }
+    Ok(())
 }
 
 fn other_kernels_do_not_stay(cx: &Context) -> Verdict {

@@ -18,7 +18,7 @@ fn compilations(stand_in: &StandIn, folder: &tempfile::TempDir) -> Outcome<u64> 
 }
 
 fn files(folder: &tempfile::TempDir) -> Outcome<Vec<PathBuf>> {
-    fs::read_dir(folder.path().join("kept"))?.map(|entry| Ok(entry?.path())).collect()
+    fs::read_dir(folder.path().join("kept/cubin"))?.map(|entry| Ok(entry?.path())).collect()
 }
 
 #[test]
@@ -34,6 +34,19 @@ fn code_is_compiled_once() -> Outcome {
     let newer = StandIn::load()?.with("version", "13010");
     assert_eq!(compilations(&newer, &folder)?, 2);
     assert_eq!(files(&folder)?.len(), 4);
+    Ok(())
+}
+
+#[test]
+fn what_a_user_has_in_the_folder_stays() -> Outcome {
+    let (stand_in, folder) = (StandIn::load()?, tempfile::tempdir()?);
+    let names = (0..600).map(|number| folder.path().join("kept").join(format!("thesis-{number}.txt")));
+    let names: Vec<PathBuf> = names.collect();
+    fs::create_dir(folder.path().join("kept"))?;
+    names.iter().try_for_each(|name| fs::write(name, "mine"))?;
+    assert_eq!(compilations(&stand_in, &folder)?, 2);
+    assert!(names.iter().all(|name| name.exists()));
+    assert_eq!(compilations(&stand_in, &folder)?, 0, "and is not in the way");
     Ok(())
 }
 

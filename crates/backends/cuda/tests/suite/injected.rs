@@ -86,7 +86,7 @@ fn optional_families(lane: &mut Lane, note: &dyn Fn(&SemaphorePoint)) -> Outcome
     let args = [Arg::Buffer(&other), Arg::Scalar(&base)];
     let (fill, launch) = (FillRegion::bytes(&target, 1), Launch::new(&number, [4, 1, 1], &args)?);
     let interop = device.interop().ok_or("the family is absent")?;
-    let captured = interop.capture(vec![(target.clone(), Access::Write)], &mut |_| Ok(()))?;
+    let captured = interop.capture(vec![(target.clone(), Access::Write)], Arc::new(()), &mut |_| Ok(()))?;
     let nodes = [
         GraphNode::new(&Op::Fill(fill), &[]),
         GraphNode::new(&Op::Launch(launch), &[0]),

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use warpweft_core_types::{
     Access, BufferDesc, BufferView, CopyRegion, FillRegion, GraphNode, Interop, InteropError, Op,
-    PreparedGraph, QueueDesc, SemaphorePoint, Submission,
+    PreparedGraph, QueueDesc, SemaphorePoint, Submission, SubmitError,
 };
 use warpweft_stand_in_cuda::StandIn;
 
@@ -137,7 +137,11 @@ fn memory_that_cannot_be_a_buffer_is_refused_with_the_reason() -> Outcome {
     assert!(rig.refuses_memory(std::ptr::from_ref(&word).addr() as u64, 8).contains("does not know"));
     let address = rig.other.allocate(rig.context, 0, 4096);
     assert!(rig.refuses_memory(address, 4097).contains("4097 bytes are more than the 4096"));
-    assert!(rig.refuses_memory(address + 4000, 97).contains("97 bytes are more than the 96"));
+    assert!(rig.refuses_memory(address + 3840, 257).contains("257 bytes are more than the 256"));
+    for at in [1, 4, 128, 255] {
+        let reason = rig.refuses_memory(address + at, 64);
+        assert!(reason.contains("256 bytes") && reason.contains("as a whole"), "{reason}");
+    }
     let elsewhere = rig.other.allocate(rig.context, 1, 4096);
     assert!(rig.refuses_memory(elsewhere, 4096).contains("device 1"));
     Ok(())
@@ -151,7 +155,7 @@ fn captured_work_runs_when_it_is_replayed() -> Outcome {
         (rig.lane.memory(BufferDesc::device(64))?, rig.lane.memory(BufferDesc::device(64))?);
     let address = rig.family().buffer_handle(source.buffer().as_ref())?.value;
     let accesses = vec![(source.clone(), Access::Write)];
-    let captured = rig.family().capture(accesses, &mut |stream| {
+    let captured = rig.family().capture(accesses, Arc::new(()), &mut |stream| {
         for (part, byte) in [(0, 1), (16, 2), (0, 3)] {
             rig.other
                 .fill(rig.context, stream.value, address + part, byte, 16)
@@ -174,7 +178,7 @@ fn captured_work_runs_when_it_is_replayed() -> Outcome {
 fn a_capture_that_was_broken_says_so_and_the_next_one_works() -> Outcome {
     let rig = Rig::new(&StandIn::load()?)?;
     // Loading code may wait for the device, which is not allowed to others meanwhile.
-    let broken = rig.family().capture(Vec::new(), &mut |_| {
+    let broken = rig.family().capture(Vec::new(), Arc::new(()), &mut |_| {
         assert!(rig.other.load_and_unload(rig.context, c".version 8.0").is_err());
         Ok(())
     });
@@ -182,7 +186,87 @@ fn a_capture_that_was_broken_says_so_and_the_next_one_works() -> Outcome {
         matches!(&broken, Err(InteropError::Capture { reason, .. }) if reason.contains("901")),
         "{broken:?}"
     );
-    rig.family().capture(Vec::new(), &mut |_| Ok(()))?;
+    rig.family().capture(Vec::new(), Arc::new(()), &mut |_| Ok(()))?;
     rig.lane.device.load(&number())?;
+    Ok(())
+}
+
+/// Whoever records may panic, or say no: the thread is out of the capture, and nothing is left of it.
+#[test]
+fn a_capture_ends_however_its_recording_does() -> Outcome {
+    let stand_in = StandIn::load()?;
+    let mut rig = Rig::new(&stand_in)?;
+    let (streams, graphs) = (stand_in.live("streams"), stand_in.live("graphs"));
+    let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        rig.family().capture(Vec::new(), Arc::new(()), &mut |_| panic!("a recorder that panics")).map(drop)
+    }));
+    assert!(panicked.is_err());
+    // Loading code is not allowed during a capture.
+    rig.lane.count_to_four()?;
+    let refused = rig.family().capture(Vec::new(), Arc::new(()), &mut |_| Err("no".into()));
+    assert!(matches!(&refused, Err(InteropError::Capture { reason, .. }) if reason.contains("no")));
+    rig.lane.count_to_four()?;
+    // It ends the capture itself.
+    let ended = rig.family().capture(Vec::new(), Arc::new(()), &mut |stream| {
+        rig.other.end_capture(rig.context, stream.value).map_err(|code| code.to_string())?;
+        Ok(())
+    });
+    assert!(ended.is_err());
+    rig.lane.count_to_four()?;
+    assert_eq!(stand_in.live("streams"), streams);
+    // The graph that the recorder took out is its own.
+    assert_eq!(stand_in.live("graphs"), graphs + 1);
+    Ok(())
+}
+
+#[test]
+fn a_graph_keeps_what_its_captured_work_needs() -> Outcome {
+    let mut rig = Rig::new(&StandIn::load()?)?;
+    let (owner, target) = (Arc::new(()), rig.lane.memory(BufferDesc::device(64))?);
+    let watch = Arc::downgrade(&owner);
+    let captured = rig.family().capture(Vec::new(), owner, &mut |_| Ok(()))?;
+    let fill = Op::Fill(FillRegion::bytes(&target, 1));
+    let graph = PreparedGraph::new(
+        rig.lane.device.as_ref(),
+        &[GraphNode::new(captured, &[]), GraphNode::new(&fill, &[0])],
+    )?;
+    let copy = graph.clone();
+    drop(graph);
+    assert!(watch.upgrade().is_some());
+    rig.lane.submit(&[Op::Replay(&copy)])?.wait(PATIENCE)?;
+    drop(copy);
+    let started = std::time::Instant::now();
+    while watch.upgrade().is_some() {
+        assert!(started.elapsed() < PATIENCE, "the owner is let go with the last graph");
+        std::thread::yield_now();
+    }
+    Ok(())
+}
+
+/// Plain memory follows the peer access of contexts; a pool is its owner's to open, and nothing tells whether that was
+/// done.
+#[test]
+fn memory_of_another_library_is_used_by_peers_if_they_reach_it() -> Outcome {
+    let stand_in = StandIn::load()?;
+    let backend = backend(&stand_in);
+    let (mut near, mut far) = (Lane::open(&backend, 0)?, Lane::open(&backend, 1)?);
+    let other = Other::of(&stand_in);
+    let device = Arc::clone(&far.device);
+    let family = device.interop().ok_or("the family is absent")?;
+    let context = family.device_handle().value;
+    let import = |address| family.import_buffer(memory(address, 4096, Arc::new(()))).map(BufferView::whole);
+    let plain = import(other.allocate_plain(context, 4096))?;
+    let pooled = import(other.allocate(context, 1, 4096))?;
+    let window = near.memory(BufferDesc::host_visible(4096))?;
+    for view in [&plain, &pooled] {
+        far.submit(&[Op::Fill(FillRegion::bytes(view, 7))])?.wait(PATIENCE)?;
+    }
+    near.submit(&[Op::Copy(CopyRegion::new(&plain, &window)?)])?.wait(PATIENCE)?;
+    let mut bytes = vec![0; 4096];
+    window.read(&mut bytes)?;
+    assert_eq!(bytes, [7; 4096]);
+    let error = near.submit(&[Op::Copy(CopyRegion::new(&pooled, &window)?)]).unwrap_err();
+    assert!(matches!(error.downcast_ref(), Some(SubmitError::Foreign { what: "buffer", .. })), "{error}");
+    assert!(near.device.failure().is_none());
     Ok(())
 }

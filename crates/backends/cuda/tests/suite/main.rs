@@ -4,6 +4,7 @@
 
 mod beside;
 mod cache;
+mod clocks;
 mod contexts;
 mod faults;
 mod graphs;

@@ -99,6 +99,15 @@ impl Other {
         })
     }
 
+    /// Memory of the context, in no pool.
+    pub(crate) fn allocate_plain(&self, context: u64, size: usize) -> u64 {
+        self.within(context, || {
+            let mut address = 0;
+            call!(self, cuMemAlloc_v2(&mut address => *mut u64, size => usize)).unwrap();
+            address
+        })
+    }
+
     pub(crate) fn allocate_host(&self, context: u64, size: usize) -> u64 {
         self.within(context, || {
             let mut pointer = ptr::null_mut::<c_void>();

@@ -17,7 +17,7 @@ use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
     SendFlags, recvmsg, sendmsg,
 };
-use warpweft_core_types::{BufferDesc, BufferView, CopyRegion, FillRegion, Op, SharedMemory};
+use warpweft_core_types::{AllocError, BufferDesc, BufferView, CopyRegion, FillRegion, Op, SharedMemory};
 use warpweft_stand_in_cuda::StandIn;
 
 use crate::support::{Lane, Outcome, PATIENCE, backend};
@@ -57,6 +57,42 @@ fn all_are(lane: &mut Lane, view: &BufferView, byte: u8) -> Outcome<bool> {
     let mut bytes = vec![0; usize::try_from(view.size())?];
     window.read(&mut bytes)?;
     Ok(bytes.iter().all(|&found| found == byte))
+}
+
+#[test]
+fn memory_of_another_device_is_refused_whatever_it_is_called() -> Outcome {
+    let stand_in = StandIn::load()?;
+    let backend = backend(&stand_in);
+    let (near, far) = (Lane::open(&backend, 0)?, Lane::open(&backend, 1)?);
+    let family = far.device.sharing().ok_or("the family is absent")?;
+    let theirs = family.allocate_shareable(SIZE)?;
+    let mut exported = family.export(theirs.as_ref())?;
+    exported.device = near.device.info().id.uuid;
+    let (memories, reservations) = (stand_in.live("memories"), stand_in.live("reservations"));
+    let error = near.device.sharing().ok_or("the family is absent")?.import_shared(exported).unwrap_err();
+    assert!(
+        matches!(&error, AllocError::CannotImport { reason, .. } if reason.contains("memory of device 1")),
+        "{error}"
+    );
+    assert_eq!((stand_in.live("memories"), stand_in.live("reservations")), (memories, reservations));
+    // As what it is, it is taken.
+    family.import_shared(family.export(theirs.as_ref())?)?;
+    Ok(())
+}
+
+#[test]
+fn sizes_that_no_device_has_are_out_of_memory() -> Outcome {
+    let lane = Lane::open(&backend(&StandIn::load()?), 0)?;
+    let family = lane.device.sharing().ok_or("the family is absent")?;
+    for size in [1 << 62, (1 << 63) - 1, 1 << 63, u64::MAX - (2 << 20), u64::MAX - 4096, u64::MAX] {
+        let error = family.allocate_shareable(size).unwrap_err();
+        assert!(matches!(error, AllocError::OutOfMemory { .. }), "{size:#x}: {error:?}");
+        let descriptor = family.export(family.allocate_shareable(SIZE)?.as_ref())?.descriptor;
+        let shared = SharedMemory { device: lane.device.info().id.uuid, size, descriptor };
+        let error = family.import_shared(shared).unwrap_err();
+        assert!(matches!(error, AllocError::CannotImport { .. }), "{size:#x}: {error:?}");
+    }
+    Ok(())
 }
 
 /// One of the two processes is made by the other, of the same program and for the same test.

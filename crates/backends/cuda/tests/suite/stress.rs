@@ -301,11 +301,11 @@ fn every_order_of_drops() -> Outcome {
             let args = [Arg::Buffer(&memory), Arg::Scalar(&base)];
             let launch = Op::Launch(Launch::new(&number, [8, 1, 1], &args)?);
             let copy = Op::Copy(CopyRegion::new(&memory, &shared)?);
-            let captured = lane
-                .device
-                .interop()
-                .unwrap()
-                .capture(vec![(memory.clone(), Access::Read)], &mut |_| Ok(()))?;
+            let captured = lane.device.interop().unwrap().capture(
+                vec![(memory.clone(), Access::Read)],
+                Arc::new(()),
+                &mut |_| Ok(()),
+            )?;
             let stamp = lane.memory(BufferDesc::host_visible(8))?;
             let timestamp = Op::Timestamp(TimestampRegion::new(lane.device.clock().unwrap(), &stamp)?);
             let nodes = [

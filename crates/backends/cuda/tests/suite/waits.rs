@@ -159,7 +159,7 @@ fn a_look_at_a_point_during_a_capture_fails_no_queue() -> Outcome {
     let mut lane = Lane::open(&backend(&stand_in), 0)?;
     let stuck = Stuck::start(&mut lane)?;
     let point = stuck.point.clone();
-    let _capture = lane.device.interop().ok_or("absent")?.capture(Vec::new(), &mut |_| {
+    let _capture = lane.device.interop().ok_or("absent")?.capture(Vec::new(), Arc::new(()), &mut |_| {
         let _ = point.poll();
         Ok(())
     });
@@ -326,29 +326,32 @@ fn captures_of_every_kind() -> Outcome {
     let family = device.interop().ok_or("absent")?;
     let (context, other) = (family.device_handle().value, Other::of(&stand_in));
     let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-        family.capture(Vec::new(), &mut |_| panic!("a recorder that panics")).map(drop)
+        family.capture(Vec::new(), Arc::new(()), &mut |_| panic!("a recorder that panics")).map(drop)
     }));
     assert!(panicked.is_err());
     lane.count_to_four()?;
     // It ends the capture itself, or begins another one.
-    let ended = family.capture(Vec::new(), &mut |stream| {
+    let ended = family.capture(Vec::new(), Arc::new(()), &mut |stream| {
         other.end_capture(context, stream.value).map_err(|code| code.to_string())?;
         Ok(())
     });
     assert!(ended.is_err());
     lane.count_to_four()?;
     // Nested.
-    family.capture(Vec::new(), &mut |_| {
-        family.capture(Vec::new(), &mut |_| Ok(())).map(drop).map_err(|error| error.to_string().into())
+    family.capture(Vec::new(), Arc::new(()), &mut |_| {
+        family
+            .capture(Vec::new(), Arc::new(()), &mut |_| Ok(()))
+            .map(drop)
+            .map_err(|error| error.to_string().into())
     })?;
     lane.count_to_four()?;
     // It says no.
-    let refused = family.capture(Vec::new(), &mut |_| Err("no".into()));
+    let refused = family.capture(Vec::new(), Arc::new(()), &mut |_| Err("no".into()));
     assert!(refused.is_err());
     lane.count_to_four()?;
     // It submits to a queue of ours meanwhile.
     let mut inner = Lane::open(&backend(&stand_in), 1)?;
-    let _ = family.capture(Vec::new(), &mut |_| {
+    let _ = family.capture(Vec::new(), Arc::new(()), &mut |_| {
         inner.submit(&[]).map(drop).map_err(|error| error.to_string().into())
     })?;
     inner.submit(&[])?.wait(PATIENCE)?;

@@ -238,6 +238,31 @@ fn parks_and_resumes_of_many_threads_keep_their_word() -> Outcome {
     Ok(resident.stop(within())?)
 }
 
+/// Slices of every length that is one, and calls without patience.
+#[test]
+fn slices_and_deadlines_at_their_limits() -> Outcome {
+    let lane = Lane::open(&backend(&StandIn::load()?), 0)?;
+    let kernel = kernel(&lane.device, &counter())?;
+    let (short, long) = (Duration::from_nanos(1), Duration::MAX);
+    for (shortest, longest) in [(short, short), (short, long), (long, long)] {
+        let slice = SliceConfig { shortest, longest };
+        let (resident, _words) = start(&lane, &kernel, 2, |desc| desc.slice = slice)?;
+        for _ in 0..20 {
+            let parked = resident.park(Deadline::now());
+            assert_eq!(parked.is_ok(), resident.state() == ResidentState::Parked, "{parked:?}");
+            assert_eq!(parked.is_ok(), resident.resume().is_ok());
+        }
+        resident.park(within())?;
+        resident.resume()?;
+        let _unparkable = resident.stop(Deadline::now());
+        resident.stop(within())?;
+        assert_eq!(resident.state(), ResidentState::Stopped);
+        assert!(resident.park(within()).is_err() && resident.resume().is_err());
+        assert_eq!(used(&lane), 0);
+    }
+    Ok(())
+}
+
 /// The multiprocessors are the GPU's, whichever context runs on them.
 #[test]
 fn contexts_of_one_gpu_share_its_budget() -> Outcome {

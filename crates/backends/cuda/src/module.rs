@@ -224,7 +224,7 @@ impl Image {
         let attribute = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK;
         let most = self.attribute(function, attribute).map_err(|error| failed(&self.context, error))?;
         let most = u64::from(most);
-        let threads: u64 = contract.workgroup_size.iter().map(|&n| u64::from(n)).product();
+        let threads = contract.workgroup_threads();
         if threads == 0 || threads > most {
             return Err(LoadError::Rejected {
                 log: format!(
@@ -275,8 +275,7 @@ impl Image {
     #[expect(unsafe_code, reason = "asks the driver")]
     fn occupancy(&self, function: Handle<CUfunc_st>, contract: &KernelContract) -> Result<u32, DriverError> {
         let _current = self.context.enter()?;
-        let threads: u32 = contract.workgroup_size.iter().product();
-        let threads = c_int::try_from(threads).unwrap_or(c_int::MAX);
+        let threads = c_int::try_from(contract.workgroup_threads()).unwrap_or(c_int::MAX);
         let (mut count, shared) = (0, contract.shared_bytes as usize);
         // SAFETY: the function is of this loaded image; one integer is written to this stack frame.
         unsafe { self.context.driver.occupancy(&mut count, function.raw(), threads, shared) }?;

@@ -125,6 +125,6 @@ fn memory_that_an_open_device_needs_is_named_when_it_is_out() {
     let backend = backend(&stand_in);
     stand_in.fail("cuMemHostAlloc", 0, 2);
     let error = backend.open(0, Features::empty()).map(drop).unwrap_err();
-    assert!(matches!(&error, OpenError::Memory(AllocError::OutOfMemory { .. })), "{error:?}");
+    assert!(matches!(&error, OpenError::Memory(AllocError::HostOutOfMemory { .. })), "{error:?}");
     assert_eq!(error.class(), ErrorClass::Exhausted);
 }

@@ -14,7 +14,9 @@ use warpweft_stand_in_cuda::StandIn;
 
 use crate::{
     other::{self, Other, context, with_shared},
-    support::{Lane, Outcome, PATIENCE, backend, blocking, counter, failing, kernel, number, stubborn},
+    support::{
+        Lane, Outcome, PATIENCE, backend, blocking, counter, failing, kernel, number, stubborn, until,
+    },
 };
 
 /// Long enough for something that must not happen to happen.
@@ -98,14 +100,6 @@ fn start(
 
 fn used(lane: &Lane) -> u32 {
     lane.device.residents().unwrap().budget().used
-}
-
-fn until(mut done: impl FnMut() -> bool) {
-    let started = Instant::now();
-    while !done() {
-        assert!(started.elapsed() < PATIENCE, "it did not happen in time");
-        thread::yield_now();
-    }
 }
 
 fn lose(lane: &mut Lane, failing: &Arc<dyn Kernel>) -> Outcome {

@@ -1,10 +1,7 @@
 //! Much at once and in every order: residents, graphs, drops, threads.
 
 use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, atomic::Ordering},
     thread,
     time::{Duration, Instant},
 };
@@ -12,14 +9,13 @@ use std::{
 use warpweft_core_types::{
     Access, Arg, BufferDesc, BufferView, CopyRegion, Deadline, DeviceExt as _, FillRegion, GraphNode, Launch,
     Op, PreparedGraph, QueueDesc, Resident, ResidentDesc, ResidentError, ResidentState, SemaphorePoint,
-    SliceConfig, Submission, TimestampRegion, WaitError,
+    Submission, TimestampRegion, WaitError,
 };
 use warpweft_cuda::CudaBackend;
 use warpweft_stand_in_cuda::StandIn;
 
 use crate::support::{
-    LIMIT, Lane, Outcome, PATIENCE, backend, blocking, counter, failing, kernel, number, soon, stubborn,
-    until,
+    Lane, Outcome, PATIENCE, backend, blocking, counter, failing, kernel, number, soon, until,
 };
 
 fn within() -> Deadline {
@@ -65,77 +61,6 @@ fn a_reopened_device_knows_what_still_runs() -> Outcome {
     let (budget, _backend) = reopened.ok_or("opening again hangs while an old resident is stubborn")?;
     println!("{budget:?}");
     assert_eq!(budget?.used, 3, "a stubborn resident of the device before is still there");
-    Ok(())
-}
-
-/// Code is loaded by another thread while the first resident starts.
-#[test]
-fn the_first_resident_starts_beside_loads() -> Outcome {
-    let stand_in = StandIn::load()?;
-    for round in 0..10 {
-        let lane = Lane::open(&backend(&stand_in), 0)?;
-        let kernel = kernel(&lane.device, &counter())?;
-        let over = Arc::new(AtomicBool::new(false));
-        let loads: Vec<_> = (0..3)
-            .map(|_| {
-                let (device, over) = (Arc::clone(&lane.device), Arc::clone(&over));
-                thread::spawn(move || {
-                    while !over.load(Ordering::Relaxed) {
-                        let _ = device.load(&number());
-                    }
-                })
-            })
-            .collect();
-        let loaded = stand_in.calls("cuModuleLoadDataEx") + 3;
-        until(|| stand_in.calls("cuModuleLoadDataEx") > loaded);
-        let outcome = start(&lane, &kernel, 2);
-        over.store(true, Ordering::Relaxed);
-        loads.into_iter().for_each(|thread| thread.join().unwrap());
-        let again = start(&lane, &kernel, 2).map(drop);
-        outcome
-            .map_err(|error| format!("round {round}: {error}; later, in quiet: {again:?}"))?
-            .0
-            .stop(within())?;
-    }
-    Ok(())
-}
-
-/// Slices and deadlines of no length.
-#[test]
-fn slices_and_deadlines_of_zero() -> Outcome {
-    let stand_in = StandIn::load()?;
-    let lane = Lane::open(&backend(&stand_in), 0)?;
-    let kernel = kernel(&lane.device, &counter())?;
-    let zero = Duration::ZERO;
-    for (shortest, longest) in
-        [(zero, zero), (Duration::MAX, zero), (Duration::MAX, Duration::MAX), (zero, Duration::MAX)]
-    {
-        let counts = lane.memory(BufferDesc::host_visible(8))?;
-        let args = [Arg::Buffer(&counts)];
-        let launch = Launch::new(&kernel, [2, 1, 1], &args)?;
-        let slice = SliceConfig { shortest, longest };
-        let resident =
-            lane.device.residents().unwrap().launch(&ResidentDesc { slice, ..ResidentDesc::new(launch) })?;
-        for _ in 0..20 {
-            let _ = resident.park(Deadline::now());
-            let _ = resident.resume();
-        }
-        if resident.state() != ResidentState::Parked {
-            resident.park(within())?;
-        }
-        resident.resume()?;
-        let _ = resident.stop(Deadline::now());
-        resident.stop(within())?;
-        assert_eq!(resident.state(), ResidentState::Stopped);
-        assert!(resident.park(within()).is_err() && resident.resume().is_err());
-        let launch = Launch::new(&kernel, [2, 1, 1], &args)?;
-        let desc =
-            ResidentDesc { slice: SliceConfig::default(), check_in: zero, ..ResidentDesc::new(launch) };
-        if let Ok(resident) = lane.device.residents().unwrap().launch(&desc) {
-            resident.stop(within())?;
-        }
-        until(|| lane.device.residents().unwrap().budget().used == 0);
-    }
     Ok(())
 }
 
@@ -464,43 +389,6 @@ fn many_threads_do_everything_at_once() -> Outcome {
         Ok(())
     });
     outcome.ok_or("it hangs")?
-}
-
-/// What is behind a submission fails; what is before it is done and says so.
-#[test]
-fn a_failure_does_not_reach_what_is_before_it() -> Outcome {
-    let mut lane = Lane::open(&backend(&StandIn::load()?), 0)?;
-    let stays = kernel(&lane.device, &blocking())?;
-    let word = lane.memory(BufferDesc::host_visible(4))?;
-    let args = [Arg::Buffer(&word)];
-    let first = lane.submit(&[Op::Launch(Launch::new(&stays, [1; 3], &args)?)])?;
-    let cause = SemaphorePoint::new(&lane.device.create_semaphore(0)?, 1);
-    let second = lane.next.clone();
-    lane.queue.submit(&Submission {
-        waits: std::slice::from_ref(&cause),
-        ops: &[],
-        signals: std::slice::from_ref(&second),
-    })?;
-    cause.semaphore.fail(Arc::new(warpweft_core_types::Failure::Cancelled));
-    until(|| lane.queue.failure().is_some());
-    word.write(&1_u32.to_le_bytes())?;
-    let (first, second) = (first.wait(PATIENCE), second.wait(PATIENCE));
-    assert!(first.is_ok() && second.is_err(), "first {first:?}, second {second:?}");
-    Ok(())
-}
-
-/// Code is loaded beside a resident that does not come out.
-#[test]
-fn a_load_beside_a_stubborn_resident_ends() -> Outcome {
-    let lane = Lane::open(&backend(&StandIn::load()?), 0)?;
-    let kernel = kernel(&lane.device, &stubborn())?;
-    let (resident, word) = start(&lane, &kernel, 1)?;
-    let device = Arc::clone(&lane.device);
-    let outcome = soon(LIMIT, move || device.load(&number()).map(drop));
-    word.write(&1_u32.to_le_bytes())?;
-    resident.stop(within())?;
-    assert!(outcome.is_some(), "a load takes as long as a handler that does not return");
-    Ok(())
 }
 
 /// Many submissions without a signal, and queues of one.

@@ -13,6 +13,7 @@ use warpweft_core_types::{
 };
 
 use crate::{
+    budget::Budget,
     cache::CubinCache,
     compiler::Compiler,
     config::CudaConfig,
@@ -23,7 +24,6 @@ use crate::{
     peer::PeerTable,
     probe::{self, Probed},
     reactor::ReactorOwner,
-    resident::Budget,
 };
 
 /// The backend's name.

@@ -22,6 +22,7 @@ use warpweft_core_types::{
 use warpweft_core_types::{SharedMemory, Sharing};
 
 use crate::{
+    budget::{Budget, hostile_surroundings},
     cache::CubinCache,
     clock::Clock,
     compiler::Compiler,
@@ -35,7 +36,7 @@ use crate::{
     peer::PeerTable,
     queue::{CudaQueue, QueueCore, check_launch},
     reactor::ReactorOwner,
-    resident::{Budget, CudaResident, ResidentCore, hostile_surroundings},
+    resident::{CudaResident, ResidentCore},
     semaphore::CudaSemaphore,
     stream::Stream,
 };

@@ -86,12 +86,14 @@
 pub mod adapter;
 mod backend;
 mod baseline;
+mod budget;
 mod cache;
 mod clock;
 mod cold;
 mod compiler;
 mod config;
 mod context;
+mod control;
 mod device;
 #[cfg_attr(not(unix), expect(dead_code, reason = "calls for memory that processes share"))]
 mod driver;

@@ -6,28 +6,28 @@
 
 use std::{
     collections::VecDeque,
-    env,
-    ffi::{OsStr, OsString},
     fmt, hint, io,
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError,
-        atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering},
+        atomic::{AtomicU8, AtomicU64, Ordering},
     },
     thread::{self, Thread},
     time::{Duration, Instant},
 };
 
 use warpweft_core_types::{
-    AllocError, BufferDesc, Deadline, DeviceId, Failure, OwnedLaunch, Resident, ResidentBudget, ResidentDesc,
-    ResidentError, ResidentState, SliceConfig,
+    AllocError, Deadline, Failure, OwnedLaunch, Resident, ResidentDesc, ResidentError, ResidentState,
+    SliceConfig,
 };
 
 use crate::{
+    budget::{Budget, Seats},
     cold::Unparkable,
     context::Context,
+    control::Control,
     device::CudaDevice,
-    header::{self, Slice},
-    memory::{Arena, CudaBuffer},
+    header,
+    memory::Arena,
     stream::Stream,
     work,
 };
@@ -50,69 +50,6 @@ const ALERT: Duration = Duration::from_millis(2);
 /// A thread that waits for a resident keeps its core for this long, then naps in between.
 const SPIN: Duration = Duration::from_millis(1);
 const NAP: Duration = Duration::from_micros(50);
-
-/// Where the blocks' words begin in the control block, behind the orders or the mirror.
-const BLOCKS_AT: usize = 128;
-
-/// SMs that a device keeps for residents.
-#[derive(Debug)]
-pub(crate) struct Budget {
-    total: u32,
-    used: AtomicU32,
-}
-
-impl Budget {
-    /// All but one SM in 32, which is left for short work.
-    pub(crate) const fn of_device(multiprocessors: u32) -> Self {
-        let headroom = if multiprocessors < 32 { 1 } else { multiprocessors / 32 };
-        Self { total: multiprocessors.saturating_sub(headroom), used: AtomicU32::new(0) }
-    }
-
-    pub(crate) fn report(&self) -> ResidentBudget {
-        // Relaxed, here and below: a count that guards no other memory.
-        ResidentBudget { total: self.total, used: self.used.load(Ordering::Relaxed) }
-    }
-
-    fn reserve(self: &Arc<Self>, device: DeviceId, launch: &OwnedLaunch) -> Result<Seats, ResidentError> {
-        let workgroups = launch.with(|launch| launch.workgroup_count());
-        let per_sm = launch.kernel().resources().workgroups_per_multiprocessor;
-        let count = self.needed(workgroups, per_sm);
-        let fits = |used: u32| used.checked_add(count).filter(|&total| total <= self.total);
-        match self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits) {
-            Ok(_) => Ok(Seats { budget: Arc::clone(self), count }),
-            Err(used) => Err(ResidentError::OverBudget {
-                device,
-                kernel: launch.kernel().contract().name.clone(),
-                workgroups,
-                wanted: count,
-                free: self.total - used,
-            }),
-        }
-    }
-
-    /// How many SMs workgroups take. The device spreads them, so each has an SM to itself while there are
-    /// enough; where there are more workgroups they share all SMs, as many on each as fit.
-    ///
-    /// Packing them as tightly beside other residents would be guessing at how the device places them.
-    fn needed(&self, workgroups: u64, per_sm: u32) -> u32 {
-        let packed = workgroups.div_ceil(u64::from(per_sm.max(1)));
-        let spread = workgroups.min(u64::from(self.total));
-        u32::try_from(packed.max(spread)).unwrap_or(u32::MAX)
-    }
-}
-
-/// A part of a budget, given back when dropped.
-#[derive(Debug)]
-struct Seats {
-    budget: Arc<Budget>,
-    count: u32,
-}
-
-impl Drop for Seats {
-    fn drop(&mut self) {
-        self.budget.used.fetch_sub(self.count, Ordering::Relaxed);
-    }
-}
 
 /// What a resident was told last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -710,91 +647,6 @@ impl CallWatch {
     }
 }
 
-/// What a resident and its slices tell each other.
-#[derive(Debug)]
-struct Control {
-    /// The orders, then a `ww_block` for each workgroup.
-    host: CudaBuffer,
-    /// The mirror of the orders, then a word for each workgroup.
-    device: CudaBuffer,
-    workgroups: u32,
-}
-
-impl Control {
-    fn create(arena: &Arc<Arena>, workgroups: u32) -> Result<Self, AllocError> {
-        let size = |each: usize| (BLOCKS_AT + workgroups as usize * each) as u64;
-        Ok(Self {
-            host: arena.allocate(&BufferDesc::host_visible(size(header::BLOCK_BYTES)))?,
-            device: arena.allocate(&BufferDesc::device(size(size_of::<u32>())))?,
-            workgroups,
-        })
-    }
-
-    fn slice(&self, number: u64, shortest: Duration, longest: Duration) -> Slice {
-        let ns = |duration: Duration| u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
-        Slice {
-            orders: self.host.address(),
-            mirror: self.device.address(),
-            blocks: self.host.address() + BLOCKS_AT as u64,
-            done: self.device.address() + BLOCKS_AT as u64,
-            shortest_ns: ns(shortest),
-            longest_ns: ns(longest),
-            number,
-        }
-    }
-
-    /// Raises one of the orders to at least `number`.
-    fn raise(&self, order: usize, number: u64) {
-        if let Some(word) = self.word(order) {
-            // Release: what the program wrote to host memory before the order is there for whoever obeys it.
-            word.fetch_max(number, Ordering::Release);
-        }
-    }
-
-    /// Where the device sees one of the words.
-    fn at(&self, word: usize) -> u64 {
-        self.host.address() + word as u64
-    }
-
-    /// A number that tells of other memory.
-    fn reached(&self, word: usize) -> u64 {
-        // Acquire: what the device wrote before it is there for whoever sees the number.
-        self.word(word).map_or(0, |word| word.load(Ordering::Acquire))
-    }
-
-    fn order(&self, order: usize) -> u64 {
-        // Relaxed: a number that orders nothing.
-        self.word(order).map_or(0, |word| word.load(Ordering::Relaxed))
-    }
-
-    /// How many workgroups have at least `least` in this word.
-    fn count(&self, word: usize, least: u64) -> u32 {
-        let reached = |&workgroup: &u32| self.of_block(workgroup, word) >= least;
-        u32::try_from((0..self.workgroups).filter(reached).count()).unwrap_or(u32::MAX)
-    }
-
-    fn first_inside(&self) -> Option<u32> {
-        (0..self.workgroups)
-            .find(|&block| self.of_block(block, header::ENTERED) > self.of_block(block, header::LEFT))
-    }
-
-    fn of_block(&self, workgroup: u32, word: usize) -> u64 {
-        let at = BLOCKS_AT + workgroup as usize * header::BLOCK_BYTES + word;
-        // Acquire: what the host does on account of the word comes after it.
-        self.word(at).map_or(0, |word| word.load(Ordering::Acquire))
-    }
-
-    #[expect(unsafe_code, reason = "shares words with the device")]
-    fn word(&self, at: usize) -> Option<&AtomicU64> {
-        let base = self.host.host()?;
-        let word = base.as_ptr().wrapping_add(at).cast::<u64>();
-        // SAFETY: `at` is one of the offsets above, within the buffer that `create` sized for them; buffers
-        // are aligned to pages and the offsets to 8. The memory lives as long as `self`, no mapping of the
-        // buffer is handed out, and the device's accesses are whole words as an atomic's are.
-        Some(unsafe { AtomicU64::from_ptr(word) })
-    }
-}
-
 /// Looks until `done` or the deadline; whether it is done.
 fn wait_until(deadline: Deadline, mut done: impl FnMut() -> bool) -> bool {
     let start = Instant::now();
@@ -817,23 +669,6 @@ fn refused(context: &Context, error: AllocError) -> ResidentError {
         AllocError::Driver(error) => ResidentError::Driver(error),
         other => ResidentError::Refused { device: context.device, reason: other.to_string() },
     }
-}
-
-/// What in this process's surroundings would make residents hang or starve, if anything does.
-pub(crate) fn hostile_surroundings(has_timeout: bool) -> Option<String> {
-    hostile(has_timeout, |name| env::var_os(name))
-}
-
-fn hostile(has_timeout: bool, variable: impl Fn(&str) -> Option<OsString>) -> Option<String> {
-    for (name, value, effect) in [
-        ("CUDA_LAUNCH_BLOCKING", "1", "makes every launch wait for its kernel"),
-        ("CUDA_DEVICE_MAX_CONNECTIONS", "1", "puts all work behind the resident"),
-    ] {
-        if variable(name).is_some_and(|set| set == OsStr::new(value)) {
-            return Some(format!("{name}={value} {effect}"));
-        }
-    }
-    has_timeout.then(|| "the device drives a display and ends kernels that take long".to_owned())
 }
 
 /// The user's handle of a resident. It keeps the device open; dropping it asks the resident to stop.
@@ -889,14 +724,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_budget_is_whole_sms_less_a_headroom() {
-        let check = |sms, total| assert_eq!(Budget::of_device(sms).report().total, total, "{sms} SMs");
-        check(132, 128);
-        check(20, 19);
-        check(1, 0);
-    }
-
-    #[test]
     fn a_park_stands_while_slices_behind_it_leave() {
         let queued = |number| Queued { number, longest: Duration::ZERO, is_counted: false };
         let mut line = Line { slices: [queued(7), queued(8)].into(), obeyed: 0 };
@@ -913,36 +740,5 @@ mod tests {
         // What is launched next was not told.
         line.slices = [queued(9)].into();
         assert!(!line.is_outside());
-    }
-
-    #[test]
-    fn workgroups_have_an_sm_each_while_there_are_enough() {
-        let budget = Budget::of_device(132);
-        let check =
-            |workgroups, per_sm, sms| assert_eq!(budget.needed(workgroups, per_sm), sms, "{workgroups}");
-        check(1, 16, 1);
-        check(128, 16, 128);
-        check(129, 16, 128);
-        check(2048, 16, 128);
-        check(2049, 16, 129);
-        check(129, 1, 129);
-        check(u64::MAX, 1, u32::MAX);
-        check(3, 0, 3);
-    }
-
-    #[test]
-    fn surroundings_that_would_hang_a_resident_are_named() {
-        let check = |set: &[(&str, &str)], has_timeout, word: Option<&str>| {
-            let variable =
-                |name: &str| set.iter().find(|(known, _)| *known == name).map(|(_, value)| value.into());
-            let reason = hostile(has_timeout, variable);
-            assert_eq!(reason.is_some(), word.is_some());
-            assert!(reason.unwrap_or_default().contains(word.unwrap_or_default()));
-        };
-        check(&[], false, None);
-        check(&[("CUDA_LAUNCH_BLOCKING", "1")], false, Some("CUDA_LAUNCH_BLOCKING=1"));
-        check(&[("CUDA_LAUNCH_BLOCKING", "0"), ("CUDA_DEVICE_MAX_CONNECTIONS", "8")], false, None);
-        check(&[("CUDA_DEVICE_MAX_CONNECTIONS", "1")], false, Some("behind the resident"));
-        check(&[], true, Some("display"));
     }
 }

@@ -1,0 +1,137 @@
+//! Which residents a device takes: how many SMs it keeps for them, and where none may be started.
+
+use std::{
+    env,
+    ffi::{OsStr, OsString},
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
+};
+
+use warpweft_core_types::{DeviceId, OwnedLaunch, ResidentBudget, ResidentError};
+
+/// SMs that a device keeps for residents.
+#[derive(Debug)]
+pub(crate) struct Budget {
+    total: u32,
+    used: AtomicU32,
+}
+
+impl Budget {
+    /// All but one SM in 32, which is left for short work.
+    pub(crate) const fn of_device(multiprocessors: u32) -> Self {
+        let headroom = if multiprocessors < 32 { 1 } else { multiprocessors / 32 };
+        Self { total: multiprocessors.saturating_sub(headroom), used: AtomicU32::new(0) }
+    }
+
+    pub(crate) fn report(&self) -> ResidentBudget {
+        // Relaxed, here and below: a count that guards no other memory.
+        ResidentBudget { total: self.total, used: self.used.load(Ordering::Relaxed) }
+    }
+
+    pub(crate) fn reserve(
+        self: &Arc<Self>,
+        device: DeviceId,
+        launch: &OwnedLaunch,
+    ) -> Result<Seats, ResidentError> {
+        let workgroups = launch.with(|launch| launch.workgroup_count());
+        let per_sm = launch.kernel().resources().workgroups_per_multiprocessor;
+        let count = self.needed(workgroups, per_sm);
+        let fits = |used: u32| used.checked_add(count).filter(|&total| total <= self.total);
+        match self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits) {
+            Ok(_) => Ok(Seats { budget: Arc::clone(self), count }),
+            Err(used) => Err(ResidentError::OverBudget {
+                device,
+                kernel: launch.kernel().contract().name.clone(),
+                workgroups,
+                wanted: count,
+                free: self.total - used,
+            }),
+        }
+    }
+
+    /// How many SMs workgroups take. The device spreads them, so each has an SM to itself while there are
+    /// enough; where there are more workgroups they share all SMs, as many on each as fit.
+    ///
+    /// Packing them as tightly beside other residents would be guessing at how the device places them.
+    fn needed(&self, workgroups: u64, per_sm: u32) -> u32 {
+        let packed = workgroups.div_ceil(u64::from(per_sm.max(1)));
+        let spread = workgroups.min(u64::from(self.total));
+        u32::try_from(packed.max(spread)).unwrap_or(u32::MAX)
+    }
+}
+
+/// A part of a budget, given back when dropped.
+#[derive(Debug)]
+pub(crate) struct Seats {
+    budget: Arc<Budget>,
+    count: u32,
+}
+
+impl Drop for Seats {
+    fn drop(&mut self) {
+        self.budget.used.fetch_sub(self.count, Ordering::Relaxed);
+    }
+}
+
+/// What in this process's surroundings would make residents hang or starve, if anything does.
+pub(crate) fn hostile_surroundings(has_timeout: bool) -> Option<String> {
+    hostile(has_timeout, |name| env::var_os(name))
+}
+
+fn hostile(has_timeout: bool, variable: impl Fn(&str) -> Option<OsString>) -> Option<String> {
+    for (name, value, effect) in [
+        ("CUDA_LAUNCH_BLOCKING", "1", "makes every launch wait for its kernel"),
+        ("CUDA_DEVICE_MAX_CONNECTIONS", "1", "puts all work behind the resident"),
+    ] {
+        if variable(name).is_some_and(|set| set == OsStr::new(value)) {
+            return Some(format!("{name}={value} {effect}"));
+        }
+    }
+    has_timeout.then(|| "the device drives a display and ends kernels that take long".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_budget_is_whole_sms_less_a_headroom() {
+        let check = |sms, total| assert_eq!(Budget::of_device(sms).report().total, total, "{sms} SMs");
+        check(132, 128);
+        check(20, 19);
+        check(1, 0);
+    }
+
+    #[test]
+    fn workgroups_have_an_sm_each_while_there_are_enough() {
+        let budget = Budget::of_device(132);
+        let check =
+            |workgroups, per_sm, sms| assert_eq!(budget.needed(workgroups, per_sm), sms, "{workgroups}");
+        check(1, 16, 1);
+        check(128, 16, 128);
+        check(129, 16, 128);
+        check(2048, 16, 128);
+        check(2049, 16, 129);
+        check(129, 1, 129);
+        check(u64::MAX, 1, u32::MAX);
+        check(3, 0, 3);
+    }
+
+    #[test]
+    fn surroundings_that_would_hang_a_resident_are_named() {
+        let check = |set: &[(&str, &str)], has_timeout, word: Option<&str>| {
+            let variable =
+                |name: &str| set.iter().find(|(known, _)| *known == name).map(|(_, value)| value.into());
+            let reason = hostile(has_timeout, variable);
+            assert_eq!(reason.is_some(), word.is_some());
+            assert!(reason.unwrap_or_default().contains(word.unwrap_or_default()));
+        };
+        check(&[], false, None);
+        check(&[("CUDA_LAUNCH_BLOCKING", "1")], false, Some("CUDA_LAUNCH_BLOCKING=1"));
+        check(&[("CUDA_LAUNCH_BLOCKING", "0"), ("CUDA_DEVICE_MAX_CONNECTIONS", "8")], false, None);
+        check(&[("CUDA_DEVICE_MAX_CONNECTIONS", "1")], false, Some("behind the resident"));
+        check(&[], true, Some("display"));
+    }
+}

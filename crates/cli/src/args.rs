@@ -115,13 +115,15 @@ pub(crate) enum Fault {
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
 Columns: p50 and p99 of one copy from call to arrival; algbw = bytes / p50, in GB/s of 10^9 bytes; raw = the
-driver's own call for as many bytes in the same run, interleaved, or one thread's memcpy where there is no
+driver's own calls for as many bytes in the same run, interleaved, or one thread's memcpy where there is no
 driver; ratio = raw p50 / p50; pinned = host memory that the device reaches by itself.
+With --queued, a row is N copies from the first call to the last arrival, and raw does the same.
 
 Examples:
   warpweft perf copy
   warpweft perf copy -b 1M -e 1G -f 4 --links chain
   warpweft perf copy --both --json > copies.jsonl
+  warpweft perf copy -b 16M -e 16M --queued 8 --bar 0.97
   warpweft perf copy --backend cuda -e 1G     GPUs, beside the driver's copies
   warpweft perf copy --backend host,cuda      between CPU devices and GPUs too")]
 pub(crate) struct PerfCopy {
@@ -145,6 +147,12 @@ pub(crate) struct PerfCopy {
     /// Copy both ways at once and count the bytes of both.
     #[arg(long)]
     pub(crate) both: bool,
+    /// Start so many copies before the first is waited for, and count the bytes of all.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub(crate) queued: u32,
+    /// Say of each row whether its ratio is this or better.
+    #[arg(long, value_name = "RATIO", value_parser = parse_ratio)]
+    pub(crate) bar: Option<f64>,
     /// Print one JSON object for each row.
     #[arg(long)]
     pub(crate) json: bool,
@@ -262,6 +270,13 @@ fn parse_size(text: &str) -> Result<u64, String> {
     count.checked_mul(1 << shift).filter(|&size| size > 0).ok_or_else(wrong)
 }
 
+fn parse_ratio(text: &str) -> Result<f64, String> {
+    let ratio: Option<f64> = text.parse().ok();
+    ratio
+        .filter(|ratio| ratio.is_finite() && *ratio > 0.0)
+        .ok_or_else(|| format!("{text:?} is not a ratio above 0, such as 0.97"))
+}
+
 fn parse_seconds(text: &str) -> Result<Duration, String> {
     let wrong = || format!("{text:?} is not a number of seconds above 0");
     let seconds: f64 = text.parse().map_err(|_| wrong())?;
@@ -286,6 +301,14 @@ mod tests {
         }
         for text in ["", "K", "0", "-1", "1KB", "1.5M", "1KK", "99999999999G", "1 M"] {
             assert!(parse_size(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn ratios_are_positive_and_finite() {
+        assert_eq!(parse_ratio("0.97"), Ok(0.97));
+        for text in ["", "0", "-1", "nan", "inf", "97%"] {
+            assert!(parse_ratio(text).is_err(), "{text}");
         }
     }
 

@@ -43,15 +43,18 @@ struct Summary {
 pub(crate) fn run(args: &Demo) -> anyhow::Result<ExitCode> {
     // Before the work: a trace that cannot be saved is no surprise at the end.
     let trace = args.trace.as_deref().map(create_trace).transpose()?;
-    let traced = traced_backends(args)?;
     let mut summary = Summary::default();
-    let outcome = check_everything(args, &traced, &mut summary);
-    if let Some(file) = trace {
-        save_trace(file, &traced)?;
-    }
+    let outcome = traced_backends(args).and_then(|traced| {
+        let outcome = check_everything(args, &traced, &mut summary);
+        if let Some(file) = trace {
+            save_trace(file, &traced)?;
+        }
+        outcome
+    });
     summary.ok = outcome.is_ok() && summary.wrong_bytes == 0;
     if let Err(error) = outcome {
-        if !args.json {
+        // A call that cannot work has no result to print.
+        if !args.json || error.is::<output::WrongCall>() {
             return Err(error);
         }
         summary.error = Some(format!("{error:#}"));

@@ -6,45 +6,61 @@ use std::sync::Arc;
 use warpweft::cuda::Baseline;
 use warpweft::{BufferDesc, BufferView, CopyRegion, Device, Kernel, Launch, Op, OpenError, Runtime};
 
-/// One raw copy.
+/// The raw copies of one way, in one stream.
 #[derive(Debug)]
-pub(crate) struct FloorCopy {
+pub(crate) struct FloorCopies {
     baseline: Baseline,
-    src: BufferView,
-    dst: BufferView,
+    /// From where and to where.
+    copies: Vec<(BufferView, BufferView)>,
 }
 
-impl FloorCopy {
-    /// The raw copy that does what a copy between these views does; `None` where there is no such call.
+impl FloorCopies {
+    /// The raw copies that do what copies between these views do, all of them of the same two devices; `None`
+    /// where there is no such call.
     ///
     /// Memory of a device that the driver does not know is replaced by pinned memory, which is what the link
     /// can be fed from at best.
-    pub(crate) fn new(runtime: &Runtime, src: &BufferView, dst: &BufferView) -> anyhow::Result<Option<Self>> {
+    pub(crate) fn new(
+        runtime: &Runtime,
+        copies: &[(BufferView, BufferView)],
+    ) -> anyhow::Result<Option<Self>> {
+        let Some((src, dst)) = copies.first() else { return Ok(None) };
         let (Some(from), Some(to)) = (runtime.device(src.device()), runtime.device(dst.device())) else {
             return Ok(None);
         };
         let pinned = |device: &Arc<dyn Device>| -> anyhow::Result<BufferView> {
             Ok(BufferView::whole(device.allocate(&BufferDesc::host_visible(src.size()))?))
         };
-        Ok(match (Baseline::new(from)?, Baseline::new(to)?) {
-            (None, None) => None,
-            (Some(baseline), None) => Some(Self { baseline, src: src.clone(), dst: pinned(from)? }),
-            (None, Some(baseline)) => Some(Self { baseline, src: pinned(to)?, dst: dst.clone() }),
+        let (baseline, copies) = match (Baseline::new(from)?, Baseline::new(to)?) {
+            (None, None) => return Ok(None),
+            (Some(baseline), None) => {
+                let to_pinned = |(src, _): &(BufferView, _)| Ok((src.clone(), pinned(from)?));
+                (baseline, copies.iter().map(to_pinned).collect::<anyhow::Result<_>>()?)
+            }
+            (None, Some(baseline)) => {
+                let src = pinned(to)?;
+                (baseline, copies.iter().map(|(_, dst)| (src.clone(), dst.clone())).collect())
+            }
             (Some(baseline), Some(_)) => {
                 let reaches = from.peers().is_some_and(|peers| peers.access(dst.device()).write);
-                let floor = Self { baseline, src: src.clone(), dst: dst.clone() };
-                (src.device() == dst.device() || reaches).then_some(floor)
+                if src.device() != dst.device() && !reaches {
+                    return Ok(None);
+                }
+                (baseline, copies.to_vec())
             }
-        })
+        };
+        Ok(Some(Self { baseline, copies }))
     }
 
-    /// Does all of them at once and waits for them.
-    pub(crate) fn run_together(copies: &[Self]) -> anyhow::Result<()> {
-        let ops = copies
-            .iter()
-            .map(|copy| Ok(Op::Copy(CopyRegion::new(&copy.src, &copy.dst)?)))
+    /// Starts the copies of all ways by turns, then waits for them.
+    pub(crate) fn run_together(ways: &[Self]) -> anyhow::Result<()> {
+        let longest = ways.iter().map(|way| way.copies.len()).max().unwrap_or(0);
+        let turns = (0..longest).flat_map(|turn| ways.iter().map(move |way| (way, turn)));
+        let turns = turns.filter_map(|(way, turn)| Some((&way.baseline, way.copies.get(turn)?)));
+        let work = turns
+            .map(|(baseline, (src, dst))| Ok((baseline, Op::Copy(CopyRegion::new(src, dst)?))))
             .collect::<anyhow::Result<Vec<_>>>()?;
-        let work: Vec<_> = copies.iter().map(|copy| &copy.baseline).zip(&ops).collect();
+        let work: Vec<_> = work.iter().map(|(baseline, op)| (*baseline, op)).collect();
         Ok(Baseline::run_together(&work)?)
     }
 }

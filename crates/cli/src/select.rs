@@ -22,23 +22,47 @@ pub(crate) const KNOWN: &[&str] = &[
     "cuda",
 ];
 
+/// A backend that was named, and what it tells people beyond the seam.
+pub(crate) struct Chosen {
+    pub(crate) backend: Arc<dyn Backend>,
+    notes: Box<dyn Fn() -> Vec<String>>,
+}
+
+impl Chosen {
+    /// What it found out about links, and why if that is less than usual.
+    pub(crate) fn notes(&self) -> Vec<String> {
+        (self.notes)()
+    }
+}
+
 /// The backends named, each once.
 pub(crate) fn backends(selection: &Selection) -> anyhow::Result<Vec<Arc<dyn Backend>>> {
-    let mut backends = Vec::new();
+    Ok(chosen(selection)?.into_iter().map(|chosen| chosen.backend).collect())
+}
+
+/// The same, with what they have to tell.
+pub(crate) fn chosen(selection: &Selection) -> anyhow::Result<Vec<Chosen>> {
+    let mut all = Vec::new();
     for (position, name) in selection.backend.iter().enumerate() {
         if selection.backend[..position].contains(name) {
             return Err(WrongCall(format!("backend {name:?} is named twice")).into());
         }
-        backends.push(backend(name, selection)?);
+        all.push(named(name, selection)?);
     }
-    Ok(backends)
+    Ok(all)
 }
 
-fn backend(name: &str, selection: &Selection) -> anyhow::Result<Arc<dyn Backend>> {
+fn named(name: &str, selection: &Selection) -> anyhow::Result<Chosen> {
     match name {
-        "host" => Ok(Arc::new(host(selection)?)),
+        "host" => Ok(Chosen { backend: Arc::new(host(selection)?), notes: Box::new(Vec::new) }),
         #[cfg(feature = "cuda")]
-        "cuda" => Ok(Arc::new(warpweft::cuda::CudaBackend::new()?)),
+        "cuda" => {
+            let backend = Arc::new(warpweft::cuda::CudaBackend::new()?);
+            Ok(Chosen {
+                backend: Arc::clone(&backend) as Arc<dyn Backend>,
+                notes: Box::new(move || backend.notes()),
+            })
+        }
         _ => {
             Err(WrongCall(format!("there is no backend {name:?}; this program has: {}", KNOWN.join(", ")))
                 .into())

@@ -105,15 +105,17 @@ fn from_devices(args: &Topo) -> anyhow::Result<Found> {
         impersonate: None,
     };
     let mut builder = Runtime::builder();
-    for backend in select::backends(&selection)? {
-        builder = builder.shared_backend(backend);
+    let chosen = select::chosen(&selection)?;
+    for chosen in &chosen {
+        builder = builder.shared_backend(Arc::clone(&chosen.backend));
     }
     let runtime = builder.build()?;
     let mut topology = topology_of(runtime.devices())?;
     let measured = if args.measure { measured(runtime.devices(), args)? } else { Vec::new() };
     apply(&measured, &mut topology);
     let report = Report::of(&topology);
-    Ok(Found { topology, report, measured, notes: Vec::new() })
+    let notes = chosen.iter().flat_map(select::Chosen::notes).collect();
+    Ok(Found { topology, report, measured, notes })
 }
 
 /// Silicon that two backends reach is one node, named by the first.
@@ -172,8 +174,10 @@ fn print_json(found: &Found) -> anyhow::Result<()> {
         report: &'a Report,
         #[serde(skip_serializing_if = "<[_]>::is_empty")]
         measured: &'a [MeasuredLink],
+        #[serde(skip_serializing_if = "<[_]>::is_empty")]
+        notes: &'a [String],
     }
-    output::json(&Document { report: &found.report, measured: &found.measured })
+    output::json(&Document { report: &found.report, measured: &found.measured, notes: &found.notes })
 }
 
 fn print(found: &Found, size: u64) {

@@ -1,8 +1,29 @@
-// The kernels of the GPU suite. Every loop ends by itself.
+// The kernels of the GPU suite. Every loop ends by itself: by the timer, and by a count should the timer stand
+// still.
 #include <warpweft/resident.cuh>
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
+
+// How long a loop may go on. A round takes `round_ns` at least, so that the count never ends one early.
+struct bound {
+    u64 began;
+    u64 ns;
+    u64 rounds;
+};
+
+__device__ __forceinline__ bound at_most(u64 ns, u64 round_ns) { return {ww_now(), ns, ns / round_ns}; }
+
+__device__ __forceinline__ bool goes_on(bound& loop) {
+    return ww_now() - loop.began < loop.ns && loop.rounds-- != 0;
+}
+
+// The least that a round takes: of a loop that reads the timer, and of one that polls memory too.
+#define TIMED_NS 4
+#define POLLED_NS 64
+
+// Turns of a slice, far more than the longest one has time for.
+#define MOST_TURNS (1u << 24)
 
 extern "C" __global__ void nothing() {}
 
@@ -11,11 +32,10 @@ extern "C" __global__ void step(u32* out, u32 digit) {
     *out = 3 * *out + digit;
 }
 
-// Takes `ns`, two seconds at most, then counts.
+// Takes `ns`, ten seconds at most, then counts.
 extern "C" __global__ void hold(u32* out, u64 ns) {
-    const u64 began = ww_now();
-    const u64 most = ns < 2000000000ull ? ns : 2000000000ull;
-    while (ww_now() - began < most) {}
+    bound loop = at_most(ns < 10000000000ull ? ns : 10000000000ull, TIMED_NS);
+    while (goes_on(loop)) {}
     *out += 1;
 }
 
@@ -24,13 +44,33 @@ extern "C" __global__ void fault(u32* out) {
     __trap();
 }
 
+// Stores to an address that nobody mapped.
+extern "C" __global__ void stray(u32* out, u64 address) {
+    *out = 1;
+    asm volatile("st.volatile.global.u32 [%0], %1;" :: "l"(address), "r"(1u) : "memory");
+}
+
+// Does not run with more threads than these.
+extern "C" __global__ void __launch_bounds__(128) narrow(u32* out) { *out = 1; }
+
+// Turns 96 words around. Loads and stores keep their order, so that a thread has all of the words at once; nothing
+// tells the compiler to make do with fewer registers for a large workgroup.
+extern "C" __global__ void hungry(volatile u32* words) {
+    if (threadIdx.x != 0) return;
+    u32 kept[96];
+#pragma unroll
+    for (int i = 0; i < 96; ++i) kept[i] = words[i];
+#pragma unroll
+    for (int i = 0; i < 96; ++i) words[i] = kept[95 - i];
+}
+
 // A resident without slices, for comparison: until its word is set, or for five seconds. Block 0 polls the
 // host, the others a word of the device.
 extern "C" __global__ void raw_resident(volatile u32* stop, volatile u32* beat, volatile u32* fan, u32 number) {
-    const u64 began = ww_now();
+    bound loop = at_most(5000000000ull, POLLED_NS);
     if (blockIdx.x == 0) *beat = number;
     volatile u32* word = blockIdx.x == 0 ? stop : fan;
-    while (*word != number && ww_now() - began < 5000000000ull) {}
+    while (*word != number && goes_on(loop)) {}
     if (blockIdx.x == 0) *fan = number;
 }
 
@@ -49,7 +89,8 @@ extern "C" __global__ void beat(ww_slice slice, u64* turns, volatile u64* shown,
             if (gaps[1] != 0) gaps[2 + (gaps[0]++ & 4095)] = turn.began - gaps[1];
         }
     }
-    while (true) {
+#pragma unroll 1
+    for (u32 turned = 0; turned < MOST_TURNS; ++turned) {
         __syncthreads();
         if (leave) break;
         __syncthreads();
@@ -68,7 +109,8 @@ extern "C" __global__ void beat(ww_slice slice, u64* turns, volatile u64* shown,
 extern "C" __global__ void brief(ww_slice slice, u32* out) {
     ww_turn turn;
     if (ww_begin(slice, turn)) {
-        while (!ww_should_yield(slice, turn)) {}
+#pragma unroll 1
+        for (u32 turned = 0; turned < MOST_TURNS && !ww_should_yield(slice, turn); ++turned) {}
         *out += 1;
     }
     ww_end(slice, *out >= 3);
@@ -102,15 +144,15 @@ __device__ __forceinline__ bool answer(const uint4& line, u64 reply, u32 number)
 // Never returns by itself, but for ten seconds without a record. A record with this number is the last.
 extern "C" __global__ void raw_answer(u64 request, u64 reply, u32 last) {
     const u64 place = request + 16 * (threadIdx.x & 3);
-    u64 heard = ww_now();
+    const u64 patience = 10000000000ull;
+    bound loop = at_most(patience, POLLED_NS);
     for (u32 number = 1; number <= last;) {
         const uint4 line = line_at(place);
-        const u64 now = ww_now();
         if (answer(line, reply, number)) {
-            heard = now;
+            loop = at_most(patience, POLLED_NS);
             ++number;
         }
-        if (__any_sync(0xffffffff, now - heard > 10000000000ull)) return;
+        if (__any_sync(0xffffffff, !goes_on(loop))) return;
     }
 }
 
@@ -122,7 +164,8 @@ extern "C" __global__ void sliced_answer(ww_slice slice, u64* request, uint4* re
     stays = __any_sync(0xffffffff, stays);
     u32 number = *served + 1;
     const u64 place = threadIdx.x == 4 ? slice.orders : (u64)request + 16 * (threadIdx.x & 3);
-    while (stays) {
+#pragma unroll 1
+    for (u32 turned = 0; stays && turned < MOST_TURNS; ++turned) {
         const uint4 line = line_at(place);
         // The answer first: what the orders say can wait.
         if (answer(line, (u64)reply, number)) ++number;

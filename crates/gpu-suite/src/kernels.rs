@@ -1,17 +1,21 @@
 //! The suite's kernels and their contracts.
 
-use std::sync::Arc;
+use std::sync::{
+    Arc,
+    atomic::{AtomicU32, Ordering},
+};
 
 use anyhow::Result;
 use warpweft_core_types::{
     CodeFormat, Device, ForeignCode, Kernel, KernelCode, KernelContract, Module, Param,
 };
 
-/// The CUDA C of all kernels.
-pub(crate) const SOURCE: &str = include_str!("../kernels/suite.cu");
+/// All kernels but `second`, as PTX: a machine with a driver alone runs them.
+pub(crate) const PTX: &str = include_str!("../kernels/suite.ptx");
 
-/// The same as PTX.
-const PTX: &str = include_str!("../kernels/suite.ptx");
+/// The module of `second`, and the number in it.
+const SECOND: &str = include_str!("../kernels/second.ptx");
+const SECOND_STORES: &str = "1234567891";
 
 /// Bytes of what `beat` keeps: a count, a time, and 4,096 gaps.
 pub(crate) const GAPS_BYTES: u64 = 8 * (2 + 4096);
@@ -39,18 +43,44 @@ pub(crate) fn contracts() -> Vec<KernelContract> {
             .with_workgroup_size([32, 1, 1])
             .resident(),
         KernelContract::new("brief", [Param::read_write(4)]).resident(),
+        KernelContract::new("stray", [Param::write(4), Param::scalar::<u64>()]),
     ]
 }
 
-/// All kernels, as PTX: a machine with a driver alone runs them.
-fn all() -> KernelCode {
-    let text = PTX.to_owned();
-    foreign(contracts(), ForeignCode::Source { format: CodeFormat::Ptx, text })
+/// A kernel that runs with 128 threads at most.
+pub(crate) fn narrow() -> KernelContract {
+    KernelContract::new("narrow", [Param::write(4)])
 }
 
-/// A kernel that nobody has loaded before: stores `value`.
-pub(crate) fn second(value: u32) -> String {
-    format!("extern \"C\" __global__ void second(unsigned int* out) {{ *out = {value}u; }}")
+/// A kernel whose threads keep all words at once.
+pub(crate) fn hungry() -> KernelContract {
+    KernelContract::new("hungry", [Param::read_write(HUNGRY_BYTES)])
+}
+
+/// Bytes that `hungry` turns around: 96 words.
+pub(crate) const HUNGRY_BYTES: u64 = 4 * 96;
+
+/// Code of the suite's own module.
+pub(crate) fn code(contracts: Vec<KernelContract>) -> KernelCode {
+    foreign(contracts, ptx(PTX))
+}
+
+/// A text of PTX as a form of code.
+pub(crate) fn ptx(text: &str) -> ForeignCode {
+    ForeignCode::Source { format: CodeFormat::Ptx, text: text.to_owned() }
+}
+
+/// The PTX of `second` with another number.
+pub(crate) fn second(number: u32) -> String {
+    SECOND.replace(SECOND_STORES, &number.to_string())
+}
+
+/// The PTX of a `second` that this process has not seen before, and its number.
+pub(crate) fn unseen() -> (String, u32) {
+    static NEXT: AtomicU32 = AtomicU32::new(1_000_000);
+    // Relaxed: nothing but the number is shared.
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    (second(number), number)
 }
 
 pub(crate) fn second_contract() -> KernelContract {
@@ -72,10 +102,30 @@ pub(crate) struct Kernels(Arc<dyn Module>);
 
 impl Kernels {
     pub(crate) fn load(device: &dyn Device) -> Result<Self> {
-        Ok(Self(device.load(&all())?))
+        Ok(Self(device.load(&code(contracts()))?))
     }
 
     pub(crate) fn get(&self, name: &str) -> Result<Arc<dyn Kernel>> {
         Ok(self.0.kernel(name)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_kernel_is_in_the_compiled_code() {
+        for contract in contracts().into_iter().chain([narrow(), hungry()]) {
+            assert!(PTX.contains(&format!(".visible .entry {}(", contract.name)), "{}", contract.name);
+        }
+    }
+
+    #[test]
+    fn each_second_module_differs_in_one_number() {
+        assert_eq!(SECOND.matches(SECOND_STORES).count(), 1, "the compiler writes the number as it is");
+        let (text, number) = unseen();
+        assert!(text.contains(&format!("{number};")) && text != SECOND, "{text}");
+        assert_ne!(unseen().0, text);
     }
 }

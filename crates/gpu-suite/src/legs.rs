@@ -9,6 +9,10 @@ pub(crate) struct Leg {
     pub(crate) args: Vec<String>,
     /// A hang must not hold a machine.
     pub(crate) limit_seconds: u32,
+    /// CUDA devices that it needs.
+    pub(crate) devices: usize,
+    /// Somebody asked for this one: that it cannot run here is a failure.
+    pub(crate) is_asked_for: bool,
 }
 
 /// What the user asks of the legs.
@@ -17,6 +21,8 @@ pub(crate) struct Wish<'a> {
     pub(crate) required: &'a [String],
     /// A part of the names of conformance cases.
     pub(crate) filter: Option<&'a str>,
+    /// Parts of the names of legs; all of them if there is none.
+    pub(crate) names: &'a [String],
     pub(crate) memcheck: bool,
 }
 
@@ -24,31 +30,46 @@ pub(crate) struct Wish<'a> {
 const MEMCHECK: &str = "conformance --only cuda --skip kernel::a_failure_stays_in_its_queue \
     --skip resident::a_failure_ends_it --skip resident::an_early_failure_is_the_answer";
 
-/// Every leg, those first whose failure explains others.
-pub(crate) fn all(wish: &Wish<'_>) -> Vec<Leg> {
+/// The legs that are wanted, those first whose failure explains others.
+pub(crate) fn wanted(wish: &Wish<'_>) -> Vec<Leg> {
+    let mut legs = all(wish);
+    if !wish.names.is_empty() {
+        legs.retain(|leg| wish.names.iter().any(|part| leg.name.contains(part.as_str())));
+        legs.iter_mut().for_each(|leg| leg.is_asked_for = true);
+    }
+    legs
+}
+
+fn all(wish: &Wish<'_>) -> Vec<Leg> {
     let mut conformance = vec!["conformance".to_owned(), "--only".into(), "cuda".into()];
     conformance.extend(wish.required.iter().flat_map(|required| ["--require".into(), required.clone()]));
     conformance.extend(wish.filter.map(String::from));
     let mut legs = vec![
         leg("doctor", 60, "doctor --backend cuda"),
+        leg("mixed doctor", 60, "doctor --backend host,cuda"),
         leg("cold calls", 60, "doctor --backend cuda --probe-resident"),
         Leg { args: conformance, ..leg("conformance", 400, "") },
         leg("demo", 120, "demo --backend host,cuda"),
         leg("topology", 180, "topo --backend cuda --measure"),
+        leg("mixed topology", 180, "topo --backend host,cuda --devices 2 --measure --size 16M"),
         leg("launches", 60, "perf launch --backend cuda -n 5000 --json"),
-        leg("copies", 240, "perf copy --backend cuda -b 64K -e 1G --json"),
-        leg("copies both ways", 240, "perf copy --backend cuda -b 1M -e 1G -f 32 --both --json"),
+        leg("copies", 240, "perf copy --backend cuda -b 64K -e 256M --json"),
+        leg("queued copies", 120, "perf copy --backend cuda -b 16M -e 16M --queued 8 --bar 0.97 --json"),
+        leg("large copies", 240, "perf copy --backend cuda -b 1G -e 1G --bar 0.97 --json"),
+        leg("copies both ways", 240, "perf copy --backend cuda -b 16M -e 1G -f 64 --both --bar 0.97 --json"),
+        leg("mixed copies", 180, "perf copy --backend host,cuda --devices 2 -b 1M -e 16M -f 16 --json"),
         leg("cuda checks", 180, "checks"),
-        leg("fault", 60, "fault"),
+        leg("fault", 180, "fault"),
         leg("discovery", 60, "bench discovery"),
         leg("submission", 180, "bench submission"),
         leg("residents", 180, "bench resident"),
         leg("round trip", 60, "bench round-trip"),
-        leg("pairs", 60, "bench pairs"),
+        Leg { devices: 2, ..leg("pairs", 120, "bench pairs") },
     ];
     if wish.memcheck {
         legs.push(Leg {
             under: words("compute-sanitizer --tool memcheck --report-api-errors no --error-exitcode 9"),
+            is_asked_for: true,
             ..leg("memcheck", 300, MEMCHECK)
         });
     }
@@ -56,7 +77,7 @@ pub(crate) fn all(wish: &Wish<'_>) -> Vec<Leg> {
 }
 
 fn leg(name: &'static str, limit_seconds: u32, call: &str) -> Leg {
-    Leg { name, under: Vec::new(), args: words(call), limit_seconds }
+    Leg { name, under: Vec::new(), args: words(call), limit_seconds, devices: 1, is_asked_for: false }
 }
 
 fn words(line: &str) -> Vec<String> {
@@ -69,7 +90,7 @@ mod tests {
 
     #[test]
     fn names_tell_legs_apart() {
-        let legs = all(&Wish { memcheck: true, ..Wish::default() });
+        let legs = wanted(&Wish { memcheck: true, ..Wish::default() });
         let names: std::collections::BTreeSet<_> = legs.iter().map(|leg| leg.name).collect();
         assert_eq!(names.len(), legs.len());
     }
@@ -77,10 +98,34 @@ mod tests {
     #[test]
     fn the_suite_is_told_what_is_required_and_wanted() {
         let required = ["cuda,2".to_owned()];
-        let legs = all(&Wish { required: &required, filter: Some("copy::"), memcheck: false });
+        let legs = wanted(&Wish { required: &required, filter: Some("copy::"), ..Wish::default() });
         let conformance = legs.iter().find(|leg| leg.name == "conformance").unwrap();
         assert_eq!(conformance.args, words("conformance --only cuda --require cuda,2 copy::"));
-        let more = all(&Wish { memcheck: true, ..Wish::default() });
+        let more = wanted(&Wish { memcheck: true, ..Wish::default() });
         assert_eq!(more.len(), legs.len() + 1);
+    }
+
+    #[test]
+    fn legs_are_asked_for_by_name_or_by_an_option() {
+        let asked = |legs: Vec<Leg>| -> Vec<&str> {
+            legs.iter().filter(|leg| leg.is_asked_for).map(|leg| leg.name).collect()
+        };
+        assert!(asked(wanted(&Wish::default())).is_empty());
+        assert_eq!(asked(wanted(&Wish { memcheck: true, ..Wish::default() })), ["memcheck"]);
+        let names = ["pairs".to_owned(), "mixed".to_owned()];
+        let named = wanted(&Wish { names: &names, memcheck: true, ..Wish::default() });
+        assert_eq!(named.len(), 4, "and no others");
+        assert_eq!(asked(named), ["mixed doctor", "mixed topology", "mixed copies", "pairs"]);
+        let unknown = ["abacus".to_owned()];
+        assert!(wanted(&Wish { names: &unknown, ..Wish::default() }).is_empty());
+    }
+
+    #[test]
+    fn the_commands_of_legs_are_understood() {
+        use clap::Parser as _;
+        for leg in wanted(&Wish { memcheck: true, ..Wish::default() }) {
+            let call = ["gpu-suite".to_owned()].into_iter().chain(leg.args.iter().cloned());
+            assert!(crate::Args::try_parse_from(call).is_ok(), "{:?}", leg.args);
+        }
     }
 }

@@ -3,13 +3,18 @@
 //! `gpu-suite run --require cuda,2 --out results` runs every leg, each in a process of its own with a time limit,
 //! keeps what they print and sums it up. Each leg can also be called by itself.
 
+mod adapter;
 mod bench;
 mod checks;
 mod child;
+mod forked;
 mod kernels;
 mod legs;
+mod nvml;
+mod process;
 mod rig;
 mod run;
+mod summary;
 
 use std::process::ExitCode;
 
@@ -39,7 +44,7 @@ enum Command {
     },
     /// What only CUDA devices do: foreign code, streams and contexts, masks, several processes.
     Checks,
-    /// What becomes of devices and processes when a kernel faults. The devices are lost afterwards.
+    /// What becomes of devices and processes when something goes wrong for good.
     Fault,
     /// Measures beside the driver's own calls.
     Bench {
@@ -72,7 +77,7 @@ fn main() -> ExitCode {
         Command::Conformance { args } => {
             let all = std::iter::once(program()).chain(args).collect();
             warpweft_conformance::run_suite(all, &["conformance".into()]).unwrap_or_else(|message| {
-                run::say(&format!("error: {message}"));
+                rig::say(&format!("error: {message}"));
                 ExitCode::from(2)
             })
         }

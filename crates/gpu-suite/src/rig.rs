@@ -1,6 +1,6 @@
 //! What checks and benchmarks work with.
 
-use std::{process::ExitCode, sync::Arc, thread, time::Duration};
+use std::{fmt, process::ExitCode, sync::Arc, thread, time::Duration};
 
 use anyhow::Result;
 use serde_json::{Value, json};
@@ -21,6 +21,18 @@ pub(crate) struct Rig {
     pub(crate) backend: CudaBackend,
     pub(crate) devices: Vec<Bench>,
 }
+
+/// What this machine lacks of what a check needs, as the error of a check that is not run.
+#[derive(Debug)]
+pub(crate) struct NotRun(pub(crate) String);
+
+impl fmt::Display for NotRun {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for NotRun {}
 
 /// One device.
 #[derive(Debug)]
@@ -53,7 +65,13 @@ impl Rig {
 
     /// Two devices that reach each other.
     pub(crate) fn pair(&self) -> Result<(&Bench, &Bench)> {
-        let [first, second, ..] = self.devices.as_slice() else { anyhow::bail!("needs two devices") };
+        let [first, second, ..] = self.devices.as_slice() else {
+            return Err(NotRun("it needs two devices".to_owned()).into());
+        };
+        let reaches = first.device.peers().is_some_and(|peers| peers.access(second.device.info().id).write);
+        if !reaches {
+            return Err(NotRun("it needs two devices that reach each other".to_owned()).into());
+        }
         Ok((first, second))
     }
 }

@@ -1,25 +1,28 @@
-//! Running the legs, each in a process of its own, and summing them up.
+//! Running the legs, each in a process of its own.
 
 use std::{
     fs::{self, File},
     path::{Path, PathBuf},
     process::{Command, ExitCode, Stdio},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, Result, bail};
-use serde::Serialize;
-use warpweft_core_types::Backend as _;
+use warpweft_core_types::{Backend as _, DeviceInfo};
 use warpweft_cuda::CudaBackend;
 
-use crate::legs::{self, Leg, Wish};
-
-/// What `timeout` answers for a program that took too long.
-const TIMED_OUT: i32 = 124;
+use crate::{
+    legs::{self, Leg, Wish},
+    process,
+    rig::say,
+    summary::{Counts, Outcome, Summary, Verdict, bars_of},
+};
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-Exit code: 0 if every leg passed, 1 if one failed or a required device is absent, 2 for a wrong call.
+Exit code: 0 if every leg passed, 1 if one failed or what was asked for is absent, 2 for a wrong call.
+A leg that this machine cannot run is not run; it is a failure if --leg or --memcheck asked for it.
+A missed bar is told at the end and fails nothing.
 
 Examples:
   run.sh --require cuda,2 --out results
@@ -43,57 +46,8 @@ pub(crate) struct Options {
     memcheck: bool,
 }
 
-/// What all legs came to.
-#[derive(Debug, Default, Serialize)]
-struct Summary {
-    version: &'static str,
-    required: Vec<String>,
-    /// Name, kind and driver of each CUDA device.
-    devices: Vec<String>,
-    /// What a required device lacks, if anything.
-    absent: Option<String>,
-    legs: Vec<Outcome>,
-    passed: u64,
-    failed: u64,
-    skipped: u64,
-    seconds: f64,
-    ok: bool,
-}
-
-/// What one leg came to.
-#[derive(Debug, Serialize)]
-struct Outcome {
-    name: &'static str,
-    /// What to type to have it again.
-    command: String,
-    result: Verdict,
-    /// Why it failed or was not run.
-    reason: Option<String>,
-    exit_code: Option<i32>,
-    seconds: f64,
-    counts: Counts,
-    /// The file with what it printed, in the folder of the summary.
-    log: Option<String>,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-enum Verdict {
-    Passed,
-    Failed,
-    NotRun,
-}
-
-/// Tests of a leg, where it counts any.
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Serialize)]
-struct Counts {
-    passed: u64,
-    failed: u64,
-    skipped: u64,
-}
-
 pub(crate) fn run(options: &Options) -> ExitCode {
-    match sum_up(options) {
+    match run_legs(options) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {
@@ -103,205 +57,149 @@ pub(crate) fn run(options: &Options) -> ExitCode {
     }
 }
 
-fn sum_up(options: &Options) -> Result<bool> {
-    let wish =
-        Wish { required: &options.require, filter: options.filter.as_deref(), memcheck: options.memcheck };
-    let mut legs = legs::all(&wish);
-    let wanted = |leg: &Leg| options.leg.is_empty() || options.leg.iter().any(|part| leg.name.contains(part));
-    legs.retain(wanted);
+fn run_legs(options: &Options) -> Result<bool> {
+    let wish = Wish {
+        required: &options.require,
+        filter: options.filter.as_deref(),
+        names: &options.leg,
+        memcheck: options.memcheck,
+    };
+    let legs = legs::wanted(&wish);
     if legs.is_empty() {
         bail!("no leg has {} in its name", options.leg.join(" or "));
     }
     fs::create_dir_all(&options.out).with_context(|| options.out.display().to_string())?;
-    let started = Instant::now();
-    let mut summary = Summary {
-        version: env!("CARGO_PKG_VERSION"),
-        required: options.require.clone(),
-        ..Summary::default()
-    };
-    summary.devices = devices();
-    summary.absent = options.require.iter().find_map(|required| absence(required));
+    let (started, machine) = (Instant::now(), Machine::look());
+    let mut summary = Summary::new(&options.require, machine.described());
+    summary.absent = options.require.iter().find_map(|required| machine.lacks(required));
     if let Some(absent) = &summary.absent {
         say(&format!("absent: {absent}"));
     }
     for (number, leg) in (1..).zip(&legs) {
         let outcome = match &summary.absent {
-            Some(_) => not_run(leg, "a required device is absent"),
-            None => run_leg(leg, number, &options.out)?,
+            Some(_) => not_run(leg, Verdict::NotRun, "a required device is absent"),
+            None => run_leg(leg, number, &machine, &options.out)?,
         };
         summary.add(outcome);
     }
-    summary.seconds = started.elapsed().as_secs_f64();
-    summary.ok = summary.absent.is_none() && summary.failed == 0;
-    let path = options.out.join("summary.json");
-    fs::write(&path, serde_json::to_string_pretty(&summary)?).with_context(|| path.display().to_string())?;
-    show(&summary, &path);
-    Ok(summary.ok)
+    summary.close(started.elapsed());
+    summary.show(&summary.save(&options.out)?);
+    Ok(summary.is_ok())
 }
 
-/// What is missing of `cuda,2`.
-fn absence(required: &str) -> Option<String> {
-    let (backend, count) = required.split_once(',')?;
-    match backend {
-        "cuda" => {}
-        // As many as anybody asks for.
-        "host" => return None,
-        _ => return Some(format!("{required}: this suite knows no backend {backend:?}")),
+/// The CUDA devices there are, or why none can be used.
+struct Machine(Result<Vec<DeviceInfo>, String>);
+
+impl Machine {
+    fn look() -> Self {
+        Self(CudaBackend::new().and_then(|backend| backend.devices()).map_err(|error| error.to_string()))
     }
-    let count: usize = count.parse().ok()?;
-    match CudaBackend::new().and_then(|backend| backend.devices()) {
-        Ok(devices) if devices.len() >= count => None,
-        Ok(devices) => Some(format!("{required}: there are {} CUDA devices", devices.len())),
-        Err(error) => Some(format!("{required}: {error}")),
+
+    fn device_count(&self) -> usize {
+        self.0.as_ref().map_or(0, Vec::len)
+    }
+
+    /// Name, kind and driver of each device.
+    fn described(&self) -> Vec<String> {
+        let describe = |info: &DeviceInfo| format!("{} {}, {}", info.id, info.name, info.driver);
+        self.0.iter().flatten().map(describe).collect()
+    }
+
+    /// What is missing of `cuda,2`.
+    fn lacks(&self, required: &str) -> Option<String> {
+        let (backend, count) = required.split_once(',')?;
+        match backend {
+            "cuda" => {}
+            // As many as anybody asks for.
+            "host" => return None,
+            _ => return Some(format!("{required}: this suite knows no backend {backend:?}")),
+        }
+        let count: usize = count.parse().ok()?;
+        match &self.0 {
+            Ok(devices) if devices.len() >= count => None,
+            Ok(devices) => Some(format!("{required}: there are {} CUDA devices", devices.len())),
+            Err(error) => Some(format!("{required}: {error}")),
+        }
+    }
+
+    /// Why this leg cannot be run here, if it cannot.
+    fn cannot_run(&self, leg: &Leg) -> Option<String> {
+        if let Some(around) = leg.under.first()
+            && !is_on_path(around)
+        {
+            return Some(format!("{around} is not on the PATH; it comes with the CUDA toolkit"));
+        }
+        let (needed, found) = (leg.devices, self.device_count());
+        (found < needed).then(|| format!("it needs {needed} CUDA devices, and there are {found}"))
     }
 }
 
-fn devices() -> Vec<String> {
-    let infos = CudaBackend::new().and_then(|backend| backend.devices()).unwrap_or_default();
-    infos.iter().map(|info| format!("{} {}, {}", info.id, info.name, info.driver)).collect()
-}
-
-fn run_leg(leg: &Leg, number: u32, out: &Path) -> Result<Outcome> {
-    if let Some(around) = leg.under.first()
-        && !is_on_path(around)
-    {
-        return Ok(not_run(leg, &format!("{around} is not on the PATH; it comes with the CUDA toolkit")));
+fn run_leg(leg: &Leg, number: u32, machine: &Machine, out: &Path) -> Result<Outcome> {
+    if let Some(reason) = machine.cannot_run(leg) {
+        let verdict = if leg.is_asked_for { Verdict::Failed } else { Verdict::NotRun };
+        return Ok(not_run(leg, verdict, &reason));
     }
-    say(&format!("== {}: {}", leg.name, shown(leg)));
+    let command = shown(leg);
+    say(&format!("== {}: {command}", leg.name));
     let log = format!("{number:02}-{}.log", leg.name.replace(' ', "-"));
     let file = File::create(out.join(&log)).with_context(|| log.clone())?;
     let started = Instant::now();
-    // Ends a leg together with the processes that it started.
-    let status = Command::new("timeout")
-        .args(["--kill-after=10", &leg.limit_seconds.to_string()])
-        .args(&leg.under)
-        .arg(std::env::current_exe()?)
-        .args(&leg.args)
-        // The last line is to be the reason.
-        .env("RUST_BACKTRACE", "0")
-        .stdin(Stdio::null())
-        .stdout(file.try_clone()?)
-        .stderr(file)
-        .status()
-        .context("`timeout`, of coreutils, cannot be started")?;
+    let limit = Duration::from_secs(leg.limit_seconds.into());
+    let mut call = call(leg)?;
+    // The last line is to be the reason.
+    call.env("RUST_BACKTRACE", "0").stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
+    let ended = process::run_group(&mut call, limit)?;
     let seconds = started.elapsed().as_secs_f64();
     let text = String::from_utf8_lossy(&fs::read(out.join(&log))?).into_owned();
     let counts = Counts::of(&text);
-    let reason = match status.code() {
-        Some(0) if counts.failed == 0 => None,
-        Some(TIMED_OUT) => Some(format!("it took longer than {} s", leg.limit_seconds)),
+    let exit_code = ended.and_then(|status| status.code());
+    let reason = match (ended, exit_code) {
+        (None, _) => Some(format!("it took longer than {limit:?}")),
+        (_, Some(0)) if counts.failed == 0 => None,
         _ => Some(text.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("it said nothing").to_owned()),
     };
     let result = if reason.is_none() { Verdict::Passed } else { Verdict::Failed };
-    let command = shown(leg);
-    let exit_code = status.code();
-    Ok(Outcome { name: leg.name, command, result, reason, exit_code, seconds, counts, log: Some(log) })
+    let bars = bars_of(&text);
+    Ok(Outcome { name: leg.name, command, result, reason, exit_code, seconds, counts, bars, log: Some(log) })
 }
 
-fn not_run(leg: &Leg, reason: &str) -> Outcome {
+/// This program with the leg's arguments, under another one if the leg has that.
+fn call(leg: &Leg) -> Result<Command> {
+    let this = std::env::current_exe()?;
+    let mut call = match leg.under.split_first() {
+        None => Command::new(this),
+        Some((around, args)) => {
+            let mut call = Command::new(around);
+            call.args(args).arg(this);
+            call
+        }
+    };
+    call.args(&leg.args);
+    Ok(call)
+}
+
+fn not_run(leg: &Leg, result: Verdict, reason: &str) -> Outcome {
     Outcome {
         name: leg.name,
         command: shown(leg),
-        result: Verdict::NotRun,
+        result,
         reason: Some(reason.to_owned()),
         exit_code: None,
         seconds: 0.0,
         counts: Counts::default(),
+        bars: Vec::new(),
         log: None,
     }
 }
 
 fn shown(leg: &Leg) -> String {
-    leg.under.iter().map(String::as_str).chain(["gpu-suite"]).chain(leg.args.iter().map(String::as_str)).fold(
-        String::new(),
-        |line, word| if line.is_empty() { word.to_owned() } else { format!("{line} {word}") },
-    )
+    let words = leg.under.iter().map(String::as_str).chain(["gpu-suite"]);
+    words.chain(leg.args.iter().map(String::as_str)).collect::<Vec<_>>().join(" ")
 }
 
 fn is_on_path(program: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path).any(|folder| folder.join(program).is_file())
-}
-
-impl Counts {
-    /// Reads the closing lines of test runners, and the checks.
-    fn of(text: &str) -> Self {
-        text.lines().map(Self::of_line).fold(Self::default(), |sum, counts| Self {
-            passed: sum.passed + counts.passed,
-            failed: sum.failed + counts.failed,
-            skipped: sum.skipped + counts.skipped,
-        })
-    }
-
-    fn of_line(line: &str) -> Self {
-        let mut counts = Self::default();
-        if line.starts_with("test result: ") {
-            for part in line.split(['.', ';']) {
-                let mut words = part.split_whitespace();
-                let (Some(Ok(count)), Some(word)) = (words.next().map(str::parse), words.next()) else {
-                    continue;
-                };
-                match word {
-                    "passed" => counts.passed = count,
-                    "failed" => counts.failed = count,
-                    "ignored" => counts.skipped = count,
-                    _ => {}
-                }
-            }
-        } else if line.starts_with("{\"check\":") {
-            let check: serde_json::Value = serde_json::from_str(line).unwrap_or_default();
-            let passed = check["ok"] == true;
-            (counts.passed, counts.failed) = (u64::from(passed), u64::from(!passed));
-        }
-        counts
-    }
-
-    fn is_empty(self) -> bool {
-        self == Self::default()
-    }
-}
-
-impl Summary {
-    /// A leg without tests counts as one.
-    fn add(&mut self, outcome: Outcome) {
-        let counts = outcome.counts;
-        self.passed += counts.passed + u64::from(outcome.result == Verdict::Passed && counts.is_empty());
-        self.failed += counts.failed + u64::from(outcome.result == Verdict::Failed && counts.failed == 0);
-        self.skipped += counts.skipped + u64::from(outcome.result == Verdict::NotRun);
-        self.legs.push(outcome);
-    }
-}
-
-#[expect(clippy::print_stdout, reason = "the program's result")]
-fn show(summary: &Summary, path: &Path) {
-    summary.devices.iter().for_each(|device| println!("{device}"));
-    println!("\n{:18}  result   seconds  passed  failed  skipped", "leg");
-    for leg in &summary.legs {
-        let result = match leg.result {
-            Verdict::Passed => "passed",
-            Verdict::Failed => "FAILED",
-            Verdict::NotRun => "not run",
-        };
-        let Counts { passed, failed, skipped } = leg.counts;
-        // The whole is in the summary and in the log.
-        let reason: String = leg.reason.iter().flat_map(|reason| reason.chars()).take(100).collect();
-        let line = format!(
-            "{:18}  {result:7}  {:7.1}  {passed:6}  {failed:6}  {skipped:7}  {reason}",
-            leg.name, leg.seconds
-        );
-        println!("{}", line.trim_end());
-    }
-    if let Some(absent) = &summary.absent {
-        println!("\nabsent: {absent}");
-    }
-    println!("\n{} passed, {} failed, {} skipped", summary.passed, summary.failed, summary.skipped);
-    println!("{}", path.display());
-}
-
-/// A line for who watches.
-#[expect(clippy::print_stderr, reason = "the program's progress")]
-pub(crate) fn say(text: &str) {
-    eprintln!("{text}");
 }
 
 fn requirement(text: &str) -> Result<String, String> {
@@ -317,36 +215,63 @@ fn requirement(text: &str) -> Result<String, String> {
 
 #[cfg(test)]
 mod tests {
+    use warpweft_core_types::{Bytes, DeviceId, DeviceKind, DeviceUuid};
+
     use super::*;
 
-    fn leg(name: &'static str, under: &[&str]) -> Leg {
+    /// A leg that only says how this program is called.
+    fn leg(devices: usize, under: &[&str], is_asked_for: bool) -> Leg {
         let under = under.iter().map(|&word| word.into()).collect();
-        Leg { name, under, args: vec!["checks".into()], limit_seconds: 1 }
+        Leg { name: "a leg", under, args: vec!["--help".into()], limit_seconds: 60, devices, is_asked_for }
     }
 
-    #[test]
-    fn tests_and_checks_are_counted() {
-        let text = "test a ... ok\ntest result: ok. 5 passed; 1 failed; 2 ignored; 0 measured; 9 filtered out\n\
-                    {\"check\":\"a\",\"error\":null,\"ms\":1.5,\"ok\":true}\n{\"check\":\"b\",\"ok\":false}\nspoken\n";
-        assert_eq!(Counts::of(text), Counts { passed: 6, failed: 2, skipped: 2 });
-        assert!(Counts::of("").is_empty());
+    fn machine(count: u32) -> Machine {
+        let info = |ordinal| DeviceInfo {
+            id: DeviceId { backend: "cuda", ordinal, uuid: DeviceUuid::from_bytes([0; 16]) },
+            name: "GPU".into(),
+            kind: DeviceKind::Gpu,
+            driver: "CUDA 13.0".into(),
+            memory: Bytes::gib(1),
+            multiprocessors: 1,
+            compute_capability: Some((9, 0)),
+            pci: None,
+            numa_node: None,
+            code_formats: Vec::new(),
+        };
+        Machine(Ok((0..count).map(info).collect()))
     }
 
-    #[test]
-    fn a_leg_without_its_surroundings_is_not_run() {
+    fn check(leg: &Leg, machine: &Machine, verdict: Verdict, word: &str) {
         let folder = tempfile::tempdir().unwrap();
-        let outcome = run_leg(&leg("memcheck", &["no-such-sanitizer"]), 1, folder.path()).unwrap();
-        assert_eq!(outcome.result, Verdict::NotRun);
-        assert_eq!(outcome.command, "no-such-sanitizer gpu-suite checks");
-        let mut summary = Summary::default();
-        summary.add(outcome);
-        assert_eq!((summary.passed, summary.failed, summary.skipped), (0, 0, 1));
+        let outcome = run_leg(leg, 1, machine, folder.path()).unwrap();
+        let reason = outcome.reason.clone().unwrap_or_default();
+        assert!(outcome.result == verdict && reason.contains(word), "{outcome:?}");
     }
 
     #[test]
-    fn backends_that_nobody_knows_are_absent() {
-        assert!(absence("abacus,1").unwrap().contains("abacus"));
-        assert_eq!(absence("host,1000"), None);
+    fn a_leg_without_its_surroundings_is_not_run_and_fails_if_it_was_asked_for() {
+        check(&leg(1, &["no-such-sanitizer"], false), &machine(1), Verdict::NotRun, "no-such-sanitizer");
+        check(&leg(1, &["no-such-sanitizer"], true), &machine(1), Verdict::Failed, "no-such-sanitizer");
+        check(&leg(2, &[], false), &machine(1), Verdict::NotRun, "needs 2 CUDA devices, and there are 1");
+        check(&leg(2, &[], true), &machine(1), Verdict::Failed, "needs 2 CUDA devices");
+        check(&leg(1, &[], false), &Machine(Err("no driver".into())), Verdict::NotRun, "there are 0");
+        // With its devices it runs: the test program, which knows `--help`.
+        check(&leg(2, &[], true), &machine(2), Verdict::Passed, "");
+    }
+
+    #[test]
+    fn calls_are_shown_as_they_are_typed() {
+        assert_eq!(shown(&leg(1, &["sanitizer", "--tool"], false)), "sanitizer --tool gpu-suite --help");
+        assert_eq!(shown(&leg(1, &[], false)), "gpu-suite --help");
+    }
+
+    #[test]
+    fn what_is_required_and_absent_is_named() {
+        assert!(machine(1).lacks("abacus,1").unwrap().contains("abacus"));
+        assert_eq!(machine(0).lacks("host,1000"), None);
+        assert_eq!(machine(2).lacks("cuda,2"), None);
+        assert!(machine(1).lacks("cuda,2").unwrap().contains("1 CUDA devices"));
+        assert!(Machine(Err("no driver".into())).lacks("cuda,1").unwrap().contains("no driver"));
         assert!(requirement("cuda,2").is_ok());
         for bad in ["cuda", ",2", "cuda,0", "cuda,two"] {
             assert!(requirement(bad).is_err(), "{bad}");

@@ -60,7 +60,7 @@ pub struct MeasuredLink {
     pub both_ways: Bandwidth,
     /// A large copy by a kernel at the writing end, where that was asked for and is possible.
     pub kernel: Option<Bandwidth>,
-    /// Bytes that did not arrive as they were sent.
+    /// Bytes that did not arrive as they were sent, by copies and by the kernel together.
     pub wrong_bytes: u64,
 }
 
@@ -202,15 +202,13 @@ impl<'a> Probe<'a> {
         Ok(self.submit(&[Op::Copy(CopyRegion::new(src, dst)?)])?.wait(self.config.timeout)?)
     }
 
-    /// Bytes of `self.target` that differ from what `sender` sent.
-    fn wrong_bytes(&self, sender: &Self) -> Result<u64, TransferError> {
-        self.copy(&self.target, &self.window)?;
+    /// Bytes at the beginning of the window that differ from what `sender` sent.
+    fn wrong_in_window(&self, sender: &Self, size: Bytes) -> Result<u64, TransferError> {
         let mut arrived = vec![0; self.pattern.len()];
         self.window.read(&mut arrived)?;
-        let differing = arrived.iter().zip(&sender.pattern).filter(|(got, sent)| got != sent);
-        let wrong = differing.count() as u64;
-        self.window.write(&self.pattern)?;
-        Ok(wrong)
+        let compared = usize::try_from(size.0).unwrap_or(usize::MAX);
+        let pairs = arrived.iter().zip(&sender.pattern).take(compared);
+        Ok(pairs.filter(|(got, sent)| got != sent).count() as u64)
     }
 
     /// The kernel, if it was given and runs here.
@@ -250,6 +248,7 @@ impl Direction<'_> {
         bandwidth(self.runner.config, &[*self])
     }
 
+    /// The kernel copies words: [`MeasureConfig::by_kernel`] bytes.
     fn kernel_bandwidth(&self) -> Result<Option<Bandwidth>, TransferError> {
         let (config, Some(kernel)) = (self.runner.config, self.runner.kernel()) else { return Ok(None) };
         let (src, dst) = (self.src.slice(0..config.large.0)?, self.dst.slice(0..config.large.0)?);
@@ -275,29 +274,63 @@ fn bandwidth(config: &MeasureConfig, directions: &[Direction<'_>]) -> Result<Ban
     Ok(rate(config.large, time / IN_FLIGHT))
 }
 
+impl MeasureConfig {
+    /// Bytes that copies bring over a link.
+    fn by_copies(&self) -> Bytes {
+        self.small.max(self.large)
+    }
+
+    /// Bytes that the kernel brings over a link: whole words.
+    const fn by_kernel(&self) -> Bytes {
+        Bytes(self.large.0 / 4 * 4)
+    }
+}
+
+/// Where a direction ends: whose memory, and whose bytes are to be there.
+#[derive(Clone, Copy)]
+struct Arrival<'p> {
+    receiver: &'p Probe<'p>,
+    sender: &'p Probe<'p>,
+    in_window: bool,
+}
+
+impl Arrival<'_> {
+    /// Lets nothing of what arrived before stand there.
+    fn clear(&self) -> Result<(), TransferError> {
+        let receiver = self.receiver;
+        if self.in_window {
+            return Ok(receiver.window.write(&vec![0; receiver.pattern.len()])?);
+        }
+        let ops = [Op::Fill(FillRegion::bytes(&receiver.target, 0))];
+        Ok(receiver.submit(&ops)?.wait(receiver.config.timeout)?)
+    }
+
+    /// Bytes of the first `size` that differ from what was sent. The window has the receiver's own afterwards.
+    fn wrong_bytes(&self, size: Bytes) -> Result<u64, TransferError> {
+        let receiver = self.receiver;
+        if !self.in_window {
+            receiver.copy(&receiver.target, &receiver.window)?;
+        }
+        let wrong = receiver.wrong_in_window(self.sender, size)?;
+        receiver.window.write(&receiver.pattern)?;
+        Ok(wrong)
+    }
+}
+
 /// The links of one device with host memory.
 fn with_host(probe: &Probe<'_>) -> Result<Vec<MeasuredLink>, TransferError> {
     let up = Direction { runner: probe, lane: 0, src: &probe.source, dst: &probe.window };
     let down = Direction { runner: probe, lane: 1, src: &probe.window, dst: &probe.target };
-    let clear = [Op::Fill(FillRegion::bytes(&probe.target, 0))];
-    probe.submit(&clear)?.wait(probe.config.timeout)?;
-    let both_ways = bandwidth(probe.config, &[up, down])?;
-    let mut links = Vec::new();
-    for (from, to, direction) in [(probe.end(), probe.host_end(), up), (probe.host_end(), probe.end(), down)]
-    {
-        links.push(MeasuredLink {
-            from,
-            to,
-            latency: direction.latency()?,
-            bandwidth: direction.bandwidth()?,
-            both_ways,
-            kernel: direction.kernel_bandwidth()?,
-            wrong_bytes: 0,
-        });
-    }
-    let wrong = probe.wrong_bytes(probe)?;
-    links.iter_mut().for_each(|link| link.wrong_bytes = wrong);
-    Ok(links)
+    let both = Some(bandwidth(probe.config, &[up, down])?);
+    let (to_window, to_target) = (
+        Arrival { receiver: probe, sender: probe, in_window: true },
+        Arrival { receiver: probe, sender: probe, in_window: false },
+    );
+    // Up first: it leaves the pattern in the window, which goes down.
+    Ok(vec![
+        measured((probe.end(), probe.host_end()), up, to_window, both)?,
+        measured((probe.host_end(), probe.end()), down, to_target, both)?,
+    ])
 }
 
 /// The links between two devices, in the directions that a queue uses directly.
@@ -310,20 +343,29 @@ fn between(devices: &Devices, a: &Probe<'_>, b: &Probe<'_>) -> Result<Vec<Measur
     let mut links = Vec::new();
     for (sender, receiver, direction) in [(a, b, there), (b, a, back)] {
         let Some(direction) = direction else { continue };
-        let clear = [Op::Fill(FillRegion::bytes(&receiver.target, 0))];
-        receiver.submit(&clear)?.wait(receiver.config.timeout)?;
-        let alone = direction.bandwidth()?;
-        links.push(MeasuredLink {
-            from: sender.end(),
-            to: receiver.end(),
-            latency: direction.latency()?,
-            bandwidth: alone,
-            both_ways: both.unwrap_or(alone),
-            wrong_bytes: receiver.wrong_bytes(sender)?,
-            kernel: direction.kernel_bandwidth()?,
-        });
+        let arrival = Arrival { receiver, sender, in_window: false };
+        links.push(measured((sender.end(), receiver.end()), direction, arrival, both)?);
     }
     Ok(links)
+}
+
+/// Times one direction, by copies and then by the kernel, and looks at what each of them brought.
+fn measured(
+    (from, to): (LinkEnd, LinkEnd),
+    direction: Direction<'_>,
+    arrival: Arrival<'_>,
+    both_ways: Option<Bandwidth>,
+) -> Result<MeasuredLink, TransferError> {
+    let config = direction.runner.config;
+    arrival.clear()?;
+    let (bandwidth, latency) = (direction.bandwidth()?, direction.latency()?);
+    let mut wrong_bytes = arrival.wrong_bytes(config.by_copies())?;
+    arrival.clear()?;
+    let kernel = direction.kernel_bandwidth()?;
+    // Where there was no kernel nothing arrived, and the window gets its own bytes back.
+    wrong_bytes += arrival.wrong_bytes(kernel.map_or(Bytes(0), |_| config.by_kernel()))?;
+    let both_ways = both_ways.unwrap_or(bandwidth);
+    Ok(MeasuredLink { from, to, latency, bandwidth, both_ways, kernel, wrong_bytes })
 }
 
 /// The sender's queue where it writes there, else the receiver's where it reads there.

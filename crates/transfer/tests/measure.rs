@@ -93,19 +93,41 @@ fn figures_follow_the_links() {
     assert!(there.latency >= Duration::from_millis(2) && back.latency >= Duration::from_millis(2));
 }
 
+/// A kernel that copies words; `wrap` has the last word on each.
+fn copy_words(wrap: fn(u32) -> u32) -> KernelCode {
+    let contract =
+        KernelContract::new("copy_words", [Param::write(4), Param::read(4), Param::scalar::<u64>()]);
+    let body = move |workgroup: &Workgroup<'_>| {
+        let (to, from) = (workgroup.slice::<u32>(0), workgroup.slice::<u32>(1));
+        assert_eq!(workgroup.scalar::<u64>(2), to.len() as u64);
+        (0..to.len()).for_each(|index| to.set(index, wrap(from.get(index))));
+    };
+    KernelCode::new().with_function(contract, HostFunction::new(body))
+}
+
 #[test]
 fn a_kernel_is_timed_where_one_is_given() {
     let devices = open_all(&HostBackend::with_devices(2).unwrap());
-    let contract =
-        KernelContract::new("copy_words", [Param::write(4), Param::read(4), Param::scalar::<u64>()]);
-    let body = |workgroup: &Workgroup<'_>| {
-        let (to, from) = (workgroup.slice::<u32>(0), workgroup.slice::<u32>(1));
-        assert_eq!(workgroup.scalar::<u64>(2), to.len() as u64);
-        (0..to.len()).for_each(|index| to.set(index, from.get(index)));
-    };
-    let kernel = Some(KernelCode::new().with_function(contract, HostFunction::new(body)));
-    let links = measure(devices, &MeasureConfig { kernel, ..config() }).unwrap();
-    assert!(links.iter().all(|link| link.kernel.is_some_and(|rate| rate.gb_per_s > 0.0)), "{links:?}");
+    // Not a whole number of words.
+    for large in [Bytes::kib(256), Bytes(4099)] {
+        let config = MeasureConfig { kernel: Some(copy_words(|word| word)), large, ..config() };
+        let links = measure(devices.clone(), &config).unwrap();
+        assert!(links.iter().all(|link| link.kernel.is_some_and(|rate| rate.gb_per_s > 0.0)), "{links:?}");
+        assert!(links.iter().all(|link| link.wrong_bytes == 0), "{links:?}");
+    }
+}
+
+/// Case T4 for links that kernels use directly: copies arrive, and what a kernel stores does not.
+#[test]
+fn a_link_that_corrupts_stores_alone_is_vetoed() {
+    let devices = open_all(&HostBackend::with_devices(2).unwrap());
+    let config = MeasureConfig { kernel: Some(copy_words(|word| word ^ 1)), ..config() };
+    let links = measure(devices.clone(), &config).unwrap();
+    // A byte in each word, and none of those that were copied.
+    assert!(links.iter().all(|link| link.wrong_bytes == config.large.0 / 4), "{links:?}");
+    let mut topology = topology_of(&devices);
+    apply(&links, &mut topology);
+    assert!(topology.edges().iter().all(|edge| edge.veto.is_some()), "{:?}", topology.edges());
 }
 
 /// Case T4: the driver says the link works, and the data says otherwise.

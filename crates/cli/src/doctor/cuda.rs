@@ -3,9 +3,10 @@
 use std::{error::Error, sync::Arc, time::Duration};
 
 use warpweft::{
-    Arg, Backend as _, BufferDesc, BufferView, CopyRegion, Deadline, Device, Features, Launch, Op, QueueDesc,
-    ResidentDesc, SemaphorePoint, Submission,
+    Arg, Backend as _, BufferDesc, BufferView, CopyRegion, Deadline, Device, Features, Launch, LinkClass,
+    LinkEnd, LinkFact, Op, QueueDesc, ResidentDesc, SemaphorePoint, Submission,
     cuda::{Compiler, CudaBackend, Probed},
+    topology::Provenance,
 };
 
 use super::Check;
@@ -34,6 +35,7 @@ pub(super) fn checks(probe_resident: bool) -> Vec<Check> {
         }
         Err(error) => checks.push(Check::missing("cuda devices", in_full(&error))),
     }
+    checks.push(nvml(&backend));
     checks.push(compiler());
     checks
 }
@@ -41,6 +43,32 @@ pub(super) fn checks(probe_resident: bool) -> Vec<Check> {
 fn driver(backend: &CudaBackend) -> Check {
     let (major, minor) = backend.driver_version();
     Check::found("cuda driver", format!("speaks CUDA {major}.{minor}"))
+}
+
+/// Whether it is known how the devices are linked, and why not. Copies find their way without.
+fn nvml(backend: &CudaBackend) -> Check {
+    let notes = backend.notes().join("; ");
+    if are_links_known(backend) {
+        Check::found("nvml", notes)
+    } else {
+        Check::missing("nvml", notes).optional()
+    }
+}
+
+/// Whether the medium of every link between devices is known, and from somebody who knows; of the links to the
+/// host, where there are no others.
+fn are_links_known(backend: &CudaBackend) -> bool {
+    let infos = backend.devices().unwrap_or_default();
+    let devices = infos.iter().filter_map(|info| backend.open(info.id.ordinal, Features::LINK_FACTS).ok());
+    let facts: Vec<_> =
+        devices.flat_map(|device| device.links().map(|links| links.facts())).flatten().collect();
+    let is_known =
+        |fact: &&LinkFact| fact.class != LinkClass::Unknown && fact.provenance != Provenance::Assumed;
+    let is_of_host =
+        |fact: &&LinkFact| [fact.from, fact.to].iter().any(|end| matches!(end, LinkEnd::Host { .. }));
+    let (host, between): (Vec<_>, Vec<_>) = facts.iter().partition(is_of_host);
+    let asked = if between.is_empty() { host } else { between };
+    !asked.is_empty() && asked.iter().all(is_known)
 }
 
 /// Opens the device and has it work, rather than believe that it would.

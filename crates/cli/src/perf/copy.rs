@@ -7,8 +7,8 @@ use warpweft::{BufferDesc, BufferView, Bytes, DeviceId, DeviceKind, Features, Ru
 
 use crate::{
     args::PerfCopy,
-    floor::FloorCopy,
-    measure::{Summary, interleave},
+    floor::FloorCopies,
+    measure::{Bar, Summary, interleave},
     output::{self, WrongCall},
     select,
 };
@@ -34,6 +34,8 @@ struct Row {
     /// Bytes of one copy; both ways at once move twice as many.
     size: u64,
     both_ways: bool,
+    /// Copies of each way that were started before the first was waited for.
+    queued: u32,
     copy: Summary,
     /// GB/s of 10^9 bytes: all bytes moved over the median time.
     algbw: f64,
@@ -45,6 +47,9 @@ struct Row {
     ratio: f64,
     /// Bytes that arrived wrong.
     wrong: u64,
+    /// The ratio beside the one that was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    bar: Option<Bar>,
 }
 
 pub(crate) fn run(args: &PerfCopy) -> anyhow::Result<ExitCode> {
@@ -143,8 +148,9 @@ fn print_head(args: &PerfCopy, runtime: &Runtime) {
     output::title("Copies between devices");
     let ways = if args.both { "both ways at once" } else { "one way" };
     output::note(&format!(
-        "# {} devices, {ways}, {} rounds after {} to warm up, every byte checked",
+        "# {} devices, {ways}, {} queued, {} rounds after {} to warm up, every byte checked",
         runtime.devices().len(),
+        args.queued,
         args.iterations,
         args.warmup
     ));
@@ -166,7 +172,7 @@ fn print_row(row: &Row, json: bool) -> anyhow::Result<()> {
         return output::json(row);
     }
     let us = |nanos: u64| format!("{:.1}", nanos as f64 / 1e3);
-    output::line(aligned(
+    let cells = aligned(
         ' ',
         [
             row.from.to_string(),
@@ -180,58 +186,99 @@ fn print_row(row: &Row, json: bool) -> anyhow::Result<()> {
             format!("{:.2}", row.ratio),
             row.wrong.to_string(),
         ],
-    ));
+    );
+    let bar = row.bar.as_ref().map_or("", |bar| if bar.met { "  met" } else { "  MISSED" });
+    output::line(cells + bar);
     Ok(())
 }
 
 fn measure(runtime: &Runtime, (from, to): Lane, size: u64, args: &PerfCopy) -> anyhow::Result<Row> {
     let transfer = runtime.transfer();
     // Devices first: they say what is too much, where the host would just end.
-    let mut ways = vec![(from.memory(runtime, size)?, to.memory(runtime, size)?)];
+    let mut ways = vec![Way::new(runtime, from, to, size, args.queued)?];
     if args.both {
-        ways.push((to.memory(runtime, size)?, from.memory(runtime, size)?));
+        ways.push(Way::new(runtime, to, from, size, args.queued)?);
     }
     let pattern = pattern(usize::try_from(size)?);
-    for (source, _) in &ways {
-        transfer.write(&pattern, source, TIMEOUT)?;
+    for way in &ways {
+        transfer.write(&pattern, way.source(), TIMEOUT)?;
     }
-    let mut copy = || -> anyhow::Result<()> {
-        let started: Vec<_> =
-            ways.iter().map(|(source, target)| transfer.copy(source, target)).collect::<Result<_, _>>()?;
-        Ok(started.iter().try_for_each(|copy| copy.wait(TIMEOUT))?)
-    };
-    let floors = ways.iter().map(|(source, target)| FloorCopy::new(runtime, source, target));
+    let floors = ways.iter().map(|way| FloorCopies::new(runtime, &way.copies));
     let floors = floors.collect::<anyhow::Result<Option<Vec<_>>>>()?;
+    let copy_count = ways.iter().map(|way| way.copies.len()).sum::<usize>();
+    let mut copy = || copy_together(runtime, &ways);
     let mut target = vec![0; if floors.is_some() { 0 } else { pattern.len() }];
     let mut raw = || match &floors {
-        Some(floors) => FloorCopy::run_together(floors),
+        Some(floors) => FloorCopies::run_together(floors),
         None => {
-            std::hint::black_box(&mut target).copy_from_slice(std::hint::black_box(&pattern));
+            for _ in 0..copy_count {
+                std::hint::black_box(&mut target).copy_from_slice(std::hint::black_box(&pattern));
+            }
             Ok(())
         }
     };
     let summaries = interleave(args.warmup, args.iterations, &mut [&mut copy, &mut raw])?;
     let [copy, raw]: [Summary; 2] = summaries.try_into().map_err(|_| anyhow::anyhow!("two were measured"))?;
-    // The raw calls moved the same bytes to the same places, so these are cleared and copied to once more.
-    let wrong = ways.iter().try_fold(0, |wrong, (source, target)| {
-        transfer.write(&vec![0; pattern.len()], target, TIMEOUT)?;
-        transfer.copy(source, target)?.wait(TIMEOUT)?;
-        count_wrong(runtime, target, &pattern).map(|more| wrong + more)
-    })?;
-    let moved = size * ways.len() as u64;
+    let moved = size * copy_count as u64;
+    let ratio = raw.p50_ns as f64 / copy.p50_ns.max(1) as f64;
+    let name = || {
+        let ways = if args.both { ", both ways" } else { "" };
+        format!("{from} to {to}, {}, {} queued{ways}: part of raw", Bytes(size), args.queued)
+    };
     Ok(Row {
         from,
         to,
         route: transfer.route(from.device(), to.device())?.kind,
         size,
         both_ways: args.both,
+        queued: args.queued,
         algbw: moved as f64 / copy.p50_ns.max(1) as f64,
-        ratio: raw.p50_ns as f64 / copy.p50_ns.max(1) as f64,
+        ratio,
         copy,
         raw,
         raw_call: if floors.is_some() { "driver" } else { "memcpy" },
-        wrong,
+        wrong: verify(runtime, &ways, &pattern)?,
+        bar: args.bar.map(|least| Bar::at_least(name(), ratio, least, "")),
     })
+}
+
+/// Copies from one place to several of one device: each has its own, so that a lost copy is found.
+struct Way {
+    copies: Vec<(BufferView, BufferView)>,
+}
+
+impl Way {
+    fn new(runtime: &Runtime, from: End, to: End, size: u64, count: u32) -> anyhow::Result<Self> {
+        let source = from.memory(runtime, size)?;
+        let copies = (0..count).map(|_| Ok((source.clone(), to.memory(runtime, size)?)));
+        Ok(Self { copies: copies.collect::<anyhow::Result<_>>()? })
+    }
+
+    fn source(&self) -> &BufferView {
+        // There is one copy at least, by the range of `--queued`.
+        &self.copies[0].0
+    }
+}
+
+/// Starts the copies of all ways by turns, then waits for all of them.
+fn copy_together(runtime: &Runtime, ways: &[Way]) -> anyhow::Result<()> {
+    let longest = ways.iter().map(|way| way.copies.len()).max().unwrap_or(0);
+    let turns = (0..longest).flat_map(|turn| ways.iter().filter_map(move |way| way.copies.get(turn)));
+    let started: Vec<_> =
+        turns.map(|(source, target)| runtime.transfer().copy(source, target)).collect::<Result<_, _>>()?;
+    Ok(started.iter().try_for_each(|copy| copy.wait(TIMEOUT))?)
+}
+
+/// Bytes that arrive wrong. The raw calls moved the same bytes to the same places, so these are cleared and copied
+/// to once more.
+fn verify(runtime: &Runtime, ways: &[Way], pattern: &[u8]) -> anyhow::Result<u64> {
+    let targets = || ways.iter().flat_map(|way| way.copies.iter().map(|(_, target)| target));
+    let zeros = vec![0; pattern.len()];
+    for target in targets() {
+        runtime.transfer().write(&zeros, target, TIMEOUT)?;
+    }
+    copy_together(runtime, ways)?;
+    targets().try_fold(0, |wrong, target| Ok(wrong + count_wrong(runtime, target, pattern)?))
 }
 
 fn pattern(len: usize) -> Vec<u8> {

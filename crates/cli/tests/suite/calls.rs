@@ -93,6 +93,9 @@ fn perf_copy_prints_a_row_for_each_pair_and_size() {
     }
     let both = lines(&warpweft(&[&args[..], &["--both", "--json"]].concat()));
     assert_eq!(both.len(), 3, "one pair of two devices");
+    assert!(both.iter().all(|row| row["bar"].is_null() && row["queued"] == 1), "{both:?}");
+    let queued = lines(&warpweft(&[&args[..], &["--queued", "4", "--both", "--json"]].concat()));
+    assert!(queued.iter().all(|row| row["wrong"] == 0 && row["queued"] == 4), "{queued:?}");
     let table = text(&warpweft(&args).stdout);
     assert!(table.contains("algbw") && table.contains("# Wrong bytes: 0 OK"), "{table}");
 }
@@ -153,14 +156,26 @@ fn commands_on_gpus_that_are_not_there_end_with_code_1_and_one_message() {
 }
 
 #[test]
+fn a_demo_that_cannot_begin_says_why_as_json_if_asked() {
+    let output = without_gpus(&["demo", "--backend", "host,cuda", "--json"]);
+    let summary = &lines(&output)[0];
+    assert_eq!((output.status.code(), &summary["ok"]), (Some(1), &Value::Bool(false)), "{summary}");
+    assert!(summary["error"].as_str().unwrap().contains("NVIDIA"), "{summary}");
+    assert!(text(&output.stderr).is_empty(), "{}", text(&output.stderr));
+}
+
+#[test]
 fn wrong_calls_end_with_code_2_and_name_the_argument() {
     for (args, named) in [
         (&["demo", "--backend", "abacus"][..], "abacus"),
         (&["demo", "--backend", "host,host"], "twice"),
+        (&["demo", "--backend", "abacus", "--json"], "abacus"),
         (&["demo", "--size", "much"], "much"),
         (&["demo", "--devices", "0"], "0"),
         (&["demo", "--timeout", "-1"], "-1"),
         (&["perf", "copy", "-b", "2M", "-e", "1M"], "above"),
+        (&["perf", "copy", "--queued", "0"], "0"),
+        (&["perf", "copy", "--bar", "97%"], "97%"),
         (&["perf"], "perf"),
         (&[], "Usage"),
     ] {

@@ -2,7 +2,8 @@
 //! standard output; what people read goes to the standard error.
 
 pub(crate) mod alloc;
-mod discovery;
+mod beside;
+pub(crate) mod discovery;
 mod pairs;
 pub(crate) mod raw;
 mod resident;

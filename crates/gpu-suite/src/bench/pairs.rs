@@ -1,53 +1,74 @@
 //! The bandwidth that `measure` reports for each pair, beside raw copies of the same run.
 
+use std::time::Duration;
+
 use anyhow::{Context as _, Result};
 use serde_json::json;
+use warpweft_cli::measure::Bar;
 use warpweft_core_types::LinkEnd;
 use warpweft_transfer::{MeasureConfig, measure};
 
 use super::{
-    raw::Raw,
-    samples::{Samples, timed},
+    raw::{Raw, RawMemory},
+    samples::{Samples, judge, timed},
 };
 use crate::rig::{Rig, report, say};
 
-/// Rounds of raw copies.
-const ROUNDS: usize = 21;
+/// Measurements, with raw copies before each.
+const REPEATS: usize = 7;
+
+/// Rounds of one measurement, ours and raw.
+const ROUNDS: u32 = 21;
 
 /// Copies under way at once, as in `measure`.
 const IN_FLIGHT: usize = 4;
 
 pub(crate) fn run(rig: &Rig) -> Result<()> {
     let (first, second) = rig.pair()?;
-    let config = MeasureConfig { rounds: 21, ..MeasureConfig::default() };
+    let config = MeasureConfig { rounds: ROUNDS, ..MeasureConfig::default() };
     let size = usize::try_from(config.large.0)?;
-    let capability = first.device.info().compute_capability.context("capability")?;
-    let raws = [Raw::open(0, capability)?, Raw::open(1, capability)?];
+    let raws = [Raw::open(0)?, Raw::open(1)?];
     let mut memory = Vec::new();
     for raw in &raws {
         raw.make_current()?;
         memory.push(raw.allocate(size)?);
     }
-    for (from, to) in [(0, 1), (1, 0)] {
-        let ends = [first, second].map(|bench| LinkEnd::Device(bench.device.info().id.uuid));
-        let before = raw_rate(&raws[from], [memory[to], memory[from]], size)?;
+    let ends = [first, second].map(|bench| LinkEnd::Device(bench.device.info().id.uuid));
+    let ways = [(0, 1), (1, 0)];
+    // The time that as many bytes take, so that a tail is a tail.
+    let [mut ours, mut by_hand] = [(); 2].map(|()| ways.map(|_| Samples::default()));
+    for _ in 0..REPEATS {
+        for (way, (from, to)) in ways.into_iter().enumerate() {
+            by_hand[way].add(raw_time(&raws[from], [memory[to], memory[from]], size)?);
+        }
         let links = measure([first.device.clone(), second.device.clone()], &config)?;
-        let after = raw_rate(&raws[from], [memory[to], memory[from]], size)?;
-        let link = links.iter().find(|link| link.from == ends[from] && link.to == ends[to]);
-        let ours = link.context("the pair was not measured")?.bandwidth.gb_per_s;
-        let raw = before.max(after);
-        report(&json!({"pair": [from, to], "measured GB/s": ours, "raw GB/s": [before, after],
-            "of raw": ours / raw}));
-        say(&format!(
-            "{from} to {to}: {ours:.1} GB/s measured, {before:.1} and {after:.1} raw; {:.3}",
-            ours / raw
-        ));
+        for (way, (from, to)) in ways.into_iter().enumerate() {
+            let link = links.iter().find(|link| (link.from, link.to) == (ends[from], ends[to]));
+            let rate = link.context("the pair was not measured")?.bandwidth.gb_per_s;
+            ours[way].add(Duration::from_secs_f64(size as f64 / rate / 1e9));
+        }
+    }
+    for (way, (from, to)) in ways.into_iter().enumerate() {
+        tell((from, to), size, &ours[way], &by_hand[way]);
     }
     Ok(())
 }
 
-/// Gigabytes a second of copies that follow each other, in the median.
-fn raw_rate(raw: &Raw, [to, from]: [super::raw::RawMemory; 2], size: usize) -> Result<f64> {
+fn tell((from, to): (usize, usize), size: usize, ours: &Samples, raw: &Samples) {
+    let rate = |us: f64| size as f64 / us / 1e3;
+    report(&json!({"pair": [from, to], "measured GB/s": rate(ours.median()), "raw GB/s": rate(raw.median()),
+        "measured": ours.json(), "raw": raw.json()}));
+    let (measured, by_hand) = (rate(ours.median()), rate(raw.median()));
+    say(&format!("{from} to {to}: {measured:.1} GB/s measured, {by_hand:.1} raw"));
+    let off = |ours: f64, raw: f64| (raw / ours - 1.0).abs() * 100.0;
+    let what = format!("bandwidth of {from} to {to} as measured: off raw");
+    judge(
+        &Bar::at_most(what, off(ours.median(), raw.median()), 3.0, "%").with_p99(off(ours.p99(), raw.p99())),
+    );
+}
+
+/// The median time of one copy of those that follow each other.
+fn raw_time(raw: &Raw, [to, from]: [RawMemory; 2], size: usize) -> Result<Duration> {
     raw.make_current()?;
     let mut samples = Samples::default();
     for round in 0..ROUNDS + 2 {
@@ -59,6 +80,5 @@ fn raw_rate(raw: &Raw, [to, from]: [super::raw::RawMemory; 2], size: usize) -> R
             samples.add(time);
         }
     }
-    #[expect(clippy::cast_precision_loss, reason = "a rate")]
-    Ok((size * IN_FLIGHT) as f64 / samples.median() / 1e3)
+    Ok(Duration::from_secs_f64(samples.median() / 1e6 / IN_FLIGHT as f64))
 }

@@ -10,16 +10,23 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use cudarc::driver::sys::{self, CUresult};
 use warpweft_core_types::{BufferView, NativeHandle, NativeMemory, NativeQueue};
-use warpweft_cuda::{CONTEXT, Compiler, NativeContext};
+use warpweft_cuda::{CONTEXT, NativeContext};
 
 use crate::kernels;
 
 fn check(code: CUresult) -> Result<()> {
     ensure!(code == CUresult::CUDA_SUCCESS, "the raw driver answered {code:?}");
     Ok(())
+}
+
+/// Starts the driver.
+#[expect(unsafe_code, reason = "calls the driver")]
+pub(crate) fn initialise() -> Result<()> {
+    // SAFETY: it needs nothing before it and may be repeated.
+    check(unsafe { sys::cuInit(0) })
 }
 
 /// The context that is current on this thread, as a number.
@@ -92,14 +99,17 @@ pub(crate) struct Raw {
 #[derive(Clone, Copy)]
 pub(crate) struct RawKernel(sys::CUfunction);
 
+/// Code that was loaded for a while.
+pub(crate) struct RawModule(sys::CUmodule);
+
 /// Memory: an address that the device and, if pinned, the host understand.
 #[derive(Clone, Copy)]
 pub(crate) struct RawMemory(pub(crate) sys::CUdeviceptr);
 
 #[expect(unsafe_code, reason = "calls the driver")]
 impl Raw {
-    pub(crate) fn open(ordinal: i32, capability: (u32, u32)) -> Result<Self> {
-        let cubin = Compiler::find().compile(kernels::SOURCE, capability)?;
+    pub(crate) fn open(ordinal: i32) -> Result<Self> {
+        let ptx = CString::new(kernels::PTX)?;
         let mut raw = Self {
             context: ptr::null_mut(),
             stream: ptr::null_mut(),
@@ -114,8 +124,8 @@ impl Raw {
         check(unsafe { sys::cuStreamCreate(&mut raw.stream, 1) })?;
         // SAFETY: as above; 2 disables timing.
         check(unsafe { sys::cuEventCreate(&mut raw.event, 2) })?;
-        // SAFETY: as above; the image is a whole CUBIN of our own kernels.
-        check(unsafe { sys::cuModuleLoadData(&mut raw.module, cubin.as_ptr().cast()) })?;
+        // SAFETY: as above; the image is terminated PTX of our own kernels.
+        check(unsafe { sys::cuModuleLoadData(&mut raw.module, ptx.as_ptr().cast()) })?;
         raw.word = raw.allocate(256)?.0;
         Ok(raw)
     }
@@ -243,8 +253,32 @@ impl Raw {
         check(unsafe { sys::cuLaunchHostFunc(self.stream, Some(set), given) })
     }
 
+    /// What the driver's linker makes of PTX for this device: a CUBIN.
+    pub(crate) fn assemble(&self, ptx: &str) -> Result<Vec<u8>> {
+        let (ptx, none) = (CString::new(ptx)?, ptr::null_mut());
+        let mut linker = ptr::null_mut();
+        self.make_current()?;
+        // SAFETY: the context is current; no options; the result is written to this stack frame.
+        check(unsafe { sys::cuLinkCreate_v2(0, none, ptr::null_mut(), &mut linker) })?;
+        let (text, size) = (ptx.as_ptr().cast_mut().cast(), ptx.as_bytes_with_nul().len());
+        let (kind, name) = (sys::CUjitInputType::CU_JIT_INPUT_PTX, c"second.ptx".as_ptr());
+        // SAFETY: the linker is live; the text is `size` bytes with its zero byte and is only read.
+        let added =
+            unsafe { sys::cuLinkAddData_v2(linker, kind, text, size, name, 0, none, ptr::null_mut()) };
+        let (mut image, mut size) = (ptr::null_mut(), 0);
+        let made = check(added).and_then(|()| {
+            // SAFETY: the linker is live; two values are written to this stack frame.
+            check(unsafe { sys::cuLinkComplete(linker, &mut image, &mut size) })?;
+            // SAFETY: the driver made `size` bytes there, which live as long as the linker.
+            Ok(unsafe { std::slice::from_raw_parts(image.cast::<u8>(), size) }.to_vec())
+        });
+        // SAFETY: created above, destroyed once.
+        check(unsafe { sys::cuLinkDestroy(linker) })?;
+        made
+    }
+
     /// Loads and launches a kernel never seen before, on this stream, and waits for it.
-    pub(crate) fn load_and_launch(&self, cubin: &[u8], out: RawMemory) -> Result<()> {
+    pub(crate) fn load_and_launch(&self, cubin: &[u8], out: RawMemory) -> Result<RawModule> {
         let (mut module, mut function) = (ptr::null_mut(), ptr::null_mut());
         // SAFETY: the context is current; the image is a whole CUBIN of `second`.
         check(unsafe { sys::cuModuleLoadData(&mut module, cubin.as_ptr().cast()) })?;
@@ -252,7 +286,36 @@ impl Raw {
         check(unsafe { sys::cuModuleGetFunction(&mut function, module, c"second".as_ptr()) })?;
         let mut out = out.0;
         self.launch_with(RawKernel(function), 1, &mut [ptr::from_mut(&mut out).cast()])?;
-        self.synchronise()
+        self.synchronise()?;
+        Ok(RawModule(module))
+    }
+
+    pub(crate) fn unload(&self, module: RawModule) -> Result<()> {
+        // SAFETY: loaded by `load_and_launch`, which waited for its kernel; given away here, so unloaded once.
+        check(unsafe { sys::cuModuleUnload(module.0) })
+    }
+
+    /// Pins host memory and gives it back; the time of the latter.
+    pub(crate) fn time_pinned_free(&self, size: usize) -> Result<Duration> {
+        let mut pointer = ptr::null_mut();
+        // SAFETY: the context is current; 3 is portable and mapped.
+        check(unsafe { sys::cuMemHostAlloc(&mut pointer, size, 3) })?;
+        let began = Instant::now();
+        // SAFETY: allocated just now, and nobody uses it.
+        check(unsafe { sys::cuMemFreeHost(pointer) })?;
+        Ok(began.elapsed())
+    }
+
+    /// Makes host memory known to the device and unknown again; the time of the latter.
+    pub(crate) fn time_unregister(&self, memory: &BufferView) -> Result<Duration> {
+        let mapping = memory.buffer().mapping().context("not of the host")?;
+        let pointer = mapping.as_ptr().cast();
+        // SAFETY: the memory lives while the view is borrowed, and is registered by nobody else.
+        check(unsafe { sys::cuMemHostRegister_v2(pointer, mapping.len(), 0) })?;
+        let began = Instant::now();
+        // SAFETY: registered just now, and no work uses it.
+        check(unsafe { sys::cuMemHostUnregister(pointer) })?;
+        Ok(began.elapsed())
     }
 }
 

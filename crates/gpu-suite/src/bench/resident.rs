@@ -1,26 +1,26 @@
 //! Residents: slices, parking, and what gets through beside them.
 
 use std::{
-    sync::{Arc, mpsc},
+    sync::Arc,
     thread,
     time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::json;
+use warpweft_cli::measure::Bar;
 use warpweft_core_types::{
-    Arg, BufferDesc, BufferView, CodeFormat, Deadline, Device, FillRegion, ForeignCode, Launch, Op,
-    QueueDesc, Resident, ResidentDesc, SemaphorePoint, SliceConfig, Submission,
+    Arg, BufferDesc, BufferView, Deadline, Launch, Resident, ResidentDesc, SliceConfig,
 };
-use warpweft_cuda::Compiler;
 
 use super::{
+    beside,
     raw::{Raw, RawResident},
-    samples::{Samples, timed},
+    samples::{Samples, judge, timed},
 };
 use crate::{
-    kernels::{self, BEAT_WORKGROUPS, GAPS_BYTES},
-    rig::{Bench, LIMIT, Rig, report, say},
+    kernels::{BEAT_WORKGROUPS, GAPS_BYTES},
+    rig::{Bench, Rig, report, say},
 };
 
 /// Workgroups and the longest slice, in microseconds.
@@ -29,36 +29,40 @@ const SHAPES: &[(u32, u64)] = &[(1, 300), (1, 2000), (BEAT_WORKGROUPS, 300), (BE
 const ROUNDS: usize = 41;
 
 /// What must get through beside a resident has this long.
-const THROUGH: Duration = Duration::from_secs(2);
+pub(super) const THROUGH: Duration = Duration::from_secs(2);
 
 pub(crate) fn run(rig: &Rig) -> Result<()> {
     let bench = rig.first();
-    let capability = bench.device.info().compute_capability.context("capability")?;
-    let raw = Raw::open(0, capability)?;
+    let raw = Raw::open(0)?;
     for &(workgroups, longest_us) in SHAPES {
         let shape = format!("{workgroups} workgroups, slices of {longest_us} us");
         let beat = Beat::start(bench, workgroups, longest_us)?;
         quiet(bench, &beat, workgroups, &shape)?;
         beat.stop()?;
-        beat.report_gaps(bench, &format!("quiet, {shape}"))?;
+        let gaps = beat.report_gaps(bench, &format!("quiet, {shape}"))?;
+        judge(&gaps.at_most(format!("gap between slices, {shape}"), 6.0));
 
         let beat = Beat::start(bench, workgroups, longest_us)?;
         park_and_resume(&beat, &raw, workgroups, &shape)?;
         beat.stop()?;
 
-        for by_hand in [false, true] {
-            let beat = Beat::start(bench, workgroups, longest_us)?;
-            cold_calls(bench, &raw, capability, by_hand, &shape)?;
-            beat.stop()?;
-            let who = if by_hand { "foreign" } else { "our" };
-            beat.report_gaps(bench, &format!("beside {who} cold calls, {shape}"))?;
-        }
+        let unseen = beside::Unseen::prepare(&raw)?;
+        let beat = Beat::start(bench, workgroups, longest_us)?;
+        beside::our_calls(bench, &beat, unseen, &shape)?;
+        beat.stop()?;
+        beat.report_gaps(bench, &format!("beside our cold calls, {shape}"))?;
+
+        let unseen = beside::Unseen::prepare(&raw)?;
+        let beat = Beat::start(bench, workgroups, longest_us)?;
+        beside::raw_calls(bench, &raw, &beat, unseen, &shape)?;
+        beat.stop()?;
+        beat.report_gaps(bench, &format!("beside foreign cold calls, {shape}"))?;
     }
     Ok(())
 }
 
 /// A running `beat`.
-struct Beat {
+pub(super) struct Beat {
     resident: Arc<dyn Resident>,
     turns: BufferView,
     shown: BufferView,
@@ -95,17 +99,54 @@ impl Beat {
         Ok(())
     }
 
-    fn report_gaps(&self, bench: &Bench, title: &str) -> Result<()> {
-        let bytes = bench.read(&self.gaps)?;
+    fn report_gaps(&self, bench: &Bench, title: &str) -> Result<Samples> {
+        let gaps = Gaps::read(bench, &self.gaps)?;
+        let mut samples = Samples::default();
+        gaps.since(0).for_each(|gap| samples.add(gap));
+        ensure!(gaps.count > 0, "no gap was seen");
+        report(&json!({"gaps": title, "count": gaps.count, "time": samples.json()}));
+        say(&format!("gaps, {title}: {} ({} of them)", samples.json(), gaps.count));
+        Ok(samples)
+    }
+
+    /// Gaps that were seen so far.
+    pub(super) fn gap_count(&self, bench: &Bench) -> Result<u64> {
+        Ok(Gaps::read(bench, &self.gaps)?.count)
+    }
+
+    /// The longest gap since there were so many, the one that may just end included.
+    pub(super) fn longest_gap_since(&self, bench: &Bench, count: u64) -> Result<Duration> {
+        let (seen, began) = (self.slice()?, Instant::now());
+        while self.slice()? < seen + 2 {
+            ensure!(began.elapsed() < THROUGH, "it does not go on");
+        }
+        Ok(Gaps::read(bench, &self.gaps)?.since(count).max().unwrap_or_default())
+    }
+}
+
+/// Gaps between slices as the kernel keeps them.
+struct Gaps {
+    count: u64,
+    /// The last ones, each in the place of its number.
+    ring: Vec<u64>,
+}
+
+impl Gaps {
+    fn read(bench: &Bench, view: &BufferView) -> Result<Self> {
+        let bytes = bench.read(view)?;
         let mut words = bytes.chunks_exact(8).map(|eight| eight.try_into().map_or(0, u64::from_le_bytes));
         let count = words.next().unwrap_or(0);
-        let kept = usize::try_from(count.min(4096))?;
-        let mut samples = Samples::default();
-        words.skip(1).take(kept).for_each(|ns| samples.add(Duration::from_nanos(ns)));
-        ensure!(kept > 0, "no gap was seen");
-        report(&json!({"gaps": title, "count": count, "time": samples.json()}));
-        say(&format!("gaps, {title}: {} ({count} of them)", samples.json()));
-        Ok(())
+        // Behind the time of the last slice's end.
+        Ok(Self { count, ring: words.skip(1).collect() })
+    }
+
+    /// Those that came after `count` others, as far as they are kept.
+    fn since(&self, count: u64) -> impl Iterator<Item = Duration> {
+        let (len, first) =
+            (self.ring.len() as u64, count.max(self.count.saturating_sub(self.ring.len() as u64)));
+        let place = move |number: u64| usize::try_from(number % len.max(1)).unwrap_or(usize::MAX);
+        (first..self.count)
+            .filter_map(move |number| self.ring.get(place(number)).copied().map(Duration::from_nanos))
     }
 }
 
@@ -151,66 +192,35 @@ fn park_and_resume(beat: &Beat, raw: &Raw, workgroups: u32, shape: &str) -> Resu
             start.add(started);
         }
     }
-    let ratio = (park.median() + resume.median()) / (stop.median() + start.median());
     report(&json!({"park and resume": shape, "park": park.json(), "resume": resume.json(),
-        "raw stop": stop.json(), "raw start": start.json(), "of raw": ratio}));
-    say(&format!(
-        "{shape}: park {:.1}, resume {:.1}; raw stop {:.1}, start {:.1} us; {ratio:.2} of raw",
-        park.median(),
-        resume.median(),
-        stop.median(),
-        start.median()
-    ));
-    Ok(())
-}
-
-/// Loads code never seen before, launches it, allocates, zeroes and frees, while the resident runs.
-fn cold_calls(bench: &Bench, raw: &Raw, capability: (u32, u32), by_hand: bool, shape: &str) -> Result<()> {
-    let who = if by_hand { "raw calls" } else { "ours" };
-    let compiler = Compiler::find();
-    let raw_out = raw.pin(256)?;
-    let (mut load, mut memory) = (Samples::default(), Samples::default());
-    for round in 0..21 {
-        let number = 1000 * bench.device.info().multiprocessors + round;
-        let cubin = compiler.compile(&kernels::second(number), capability)?;
-        thread::sleep(Duration::from_millis(2));
-        if by_hand {
-            load.add(timed(|| raw.load_and_launch(&cubin, raw_out))?);
-            continue;
-        }
-        let (sender, receiver) = mpsc::channel();
-        let device = Arc::clone(&bench.device);
-        thread::spawn(move || sender.send(beside(device.as_ref(), cubin, number)));
-        let (loading, allocating) = receiver.recv_timeout(THROUGH).context("it did not get through")??;
-        load.add(loading);
-        memory.add(allocating);
+        "raw stop": stop.json(), "raw start": start.json()}));
+    for (what, samples) in [("park", &park), ("resume", &resume), ("raw stop", &stop), ("raw start", &start)]
+    {
+        say(&format!("{shape}: {what} {}", samples.words()));
     }
-    report(&json!({"cold calls": shape, "who": who, "load + launch + wait": load.json(),
-        "allocate + fill + free": (!by_hand).then(|| memory.json())}));
-    say(&format!("{shape}, {who}: load + launch + wait {}", load.json()));
+    let ratio = |part: fn(&Samples) -> f64| (part(&park) + part(&resume)) / (part(&stop) + part(&start));
+    let bar = Bar::at_most(format!("park and resume, {shape}: of raw"), ratio(Samples::median), 1.3, "");
+    judge(&bar.with_p99(ratio(Samples::p99)));
     Ok(())
 }
 
-fn beside(device: &dyn Device, cubin: Vec<u8>, number: u32) -> Result<(Duration, Duration)> {
-    let queue = device.create_queue(&QueueDesc::default())?;
-    let out = BufferView::whole(device.allocate(&BufferDesc::host_visible(4))?);
-    let submit = |op: Op<'_>| -> Result<()> {
-        let done = SemaphorePoint::new(&device.create_semaphore(0)?, 1);
-        queue.submit(&Submission { waits: &[], ops: &[op], signals: std::slice::from_ref(&done) })?;
-        Ok(done.wait(LIMIT)?)
-    };
-    let loading = timed(|| {
-        let code = ForeignCode::Binary { format: CodeFormat::Cubin, bytes: cubin };
-        let code = kernels::foreign(vec![kernels::second_contract()], code);
-        let kernel = device.load(&code)?.kernel("second")?;
-        submit(Op::Launch(Launch::new(&kernel, [1, 1, 1], &[Arg::Buffer(&out)])?))
-    })?;
-    let mut word = [0; 4];
-    out.read(&mut word)?;
-    ensure!(u32::from_le_bytes(word) == number, "the second module stored {word:?}");
-    let allocating = timed(|| {
-        let view = BufferView::whole(device.allocate(&BufferDesc::device(64 << 20))?);
-        submit(Op::Fill(FillRegion::bytes(&view, 1)))
-    })?;
-    Ok((loading, allocating))
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gaps_are_found_by_their_numbers() {
+        let check = |count, since, expected: &[u64]| {
+            // Four are kept: of six, the last two are in the places of the first two.
+            let ring = (0..4).map(|place| if place + 4 < count { place + 4 } else { place }).collect();
+            let gaps = Gaps { count, ring };
+            let found: Vec<_> = gaps.since(since).map(|gap| gap.as_nanos()).collect();
+            assert_eq!(found, expected.iter().map(|&ns| u128::from(ns)).collect::<Vec<_>>());
+        };
+        check(3, 0, &[0, 1, 2]);
+        check(3, 2, &[2]);
+        check(6, 5, &[5]);
+        check(6, 0, &[2, 3, 4, 5]);
+        check(0, 0, &[]);
+    }
 }

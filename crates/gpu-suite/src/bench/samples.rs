@@ -1,9 +1,10 @@
-//! Times, and tables of them.
+//! Times, tables of them, and what they have to reach.
 
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use serde_json::{Value, json};
+use warpweft_cli::measure::Bar;
 
 use crate::rig::{report, say};
 
@@ -19,16 +20,31 @@ impl Samples {
         self.0.push(time.as_secs_f64() * 1e6);
     }
 
+    /// Not a number if there are no times.
     fn at(&self, part: f64) -> f64 {
         let mut sorted = self.0.clone();
         sorted.sort_by(f64::total_cmp);
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "an index")]
-        let index = ((sorted.len() - 1) as f64 * part).round() as usize;
-        sorted[index]
+        let index = (sorted.len().saturating_sub(1) as f64 * part).round() as usize;
+        sorted.get(index).copied().unwrap_or(f64::NAN)
     }
 
     pub(crate) fn median(&self) -> f64 {
         self.at(0.5)
+    }
+
+    pub(crate) fn p99(&self) -> f64 {
+        self.at(0.99)
+    }
+
+    /// A bar for the median, in microseconds.
+    pub(crate) fn at_most(&self, what: impl Into<String>, most: f64) -> Bar {
+        Bar::at_most(what, self.median(), most, "us").with_p99(self.p99())
+    }
+
+    /// The median and what 99 % stay below or at, for people.
+    pub(crate) fn words(&self) -> String {
+        format!("{:.2} us, p99 {:.2}", self.median(), self.p99())
     }
 
     pub(crate) fn json(&self) -> Value {
@@ -37,17 +53,23 @@ impl Samples {
     }
 }
 
+/// Tells a figure with what it has to reach.
+pub(crate) fn judge(bar: &Bar) {
+    report(&json!({"bar": bar}));
+    say(&format!("bar: {bar}"));
+}
+
 pub(crate) fn timed(work: impl FnOnce() -> Result<()>) -> Result<Duration> {
     let start = Instant::now();
     work()?;
     Ok(start.elapsed())
 }
 
-/// Runs the columns by turns and reports each.
+/// Runs the columns by turns and reports each; their times.
 pub(crate) fn table(
     name: &str,
     columns: &mut [(&str, &mut dyn FnMut() -> Result<Duration>)],
-) -> Result<Vec<f64>> {
+) -> Result<Vec<Samples>> {
     let mut samples: Vec<Samples> = columns.iter().map(|_| Samples::default()).collect();
     for round in 0..ROUNDS + 5 {
         for ((_, column), samples) in columns.iter_mut().zip(&mut samples) {
@@ -60,7 +82,22 @@ pub(crate) fn table(
     }
     for ((column, _), samples) in columns.iter().zip(&samples) {
         report(&json!({"timing": name, "what": column, "time": samples.json()}));
-        say(&format!("{name:<34} {column:<34} {:>10.2} us", samples.median()));
+        say(&format!("{name:<34} {column:<34} {:>10.2} us, p99 {:>10.2}", samples.median(), samples.p99()));
     }
-    Ok(samples.iter().map(Samples::median).collect())
+    Ok(samples)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_median_is_judged_and_the_tail_is_told() {
+        let mut samples = Samples::default();
+        (1..=100).for_each(|us| samples.add(Duration::from_micros(us)));
+        let bar = samples.at_most("a call", 51.0);
+        assert_eq!((bar.met, bar.p99.map(f64::round)), (true, Some(99.0)), "{bar}");
+        assert!(!samples.at_most("a call", 49.0).met);
+        assert!(!Samples::default().at_most("nothing", 1.0).met, "what was not measured reaches nothing");
+    }
 }

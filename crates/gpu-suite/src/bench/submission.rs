@@ -9,30 +9,31 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use serde_json::json;
+use warpweft_cli::measure::Bar;
 use warpweft_core_types::{Arg, BufferDesc, CopyRegion, Deadline, Launch, Op, SemaphorePoint, Submission};
 
 use super::{
     alloc,
     raw::Raw,
-    samples::{table, timed},
+    samples::{judge, table, timed},
 };
-use crate::rig::{Bench, LIMIT, Rig, report, say};
+use crate::rig::{Bench, LIMIT, Rig, report};
 
 /// Operations of the long submission.
 const MANY: usize = 100;
 
 pub(crate) fn run(rig: &Rig) -> Result<()> {
     let first = rig.first();
-    let capability = first.device.info().compute_capability.context("capability")?;
-    let raw = Raw::open(0, capability)?;
+    let raw = Raw::open(0)?;
     many_launches(first, &raw)?;
+    back_to_back(first)?;
     round_trips(first, &raw)?;
-    semaphores(rig, capability)?;
+    semaphores(rig)?;
     raw.make_current()?;
     allocations(first)?;
-    copies(rig, &raw, capability)
+    copies(rig, &raw)
 }
 
 fn many_launches(bench: &Bench, raw: &Raw) -> Result<()> {
@@ -45,18 +46,14 @@ fn many_launches(bench: &Bench, raw: &Raw) -> Result<()> {
         let (kernel, raw_kernel) = (bench.kernel(name)?, raw.kernel(name)?);
         let args: &[Arg<'_>] = if name == "step" { &[Arg::Buffer(&word), Arg::Scalar(&digit)] } else { &[] };
         let ops = vec![Op::Launch(Launch::new(&kernel, [1, 1, 1], args)?); MANY];
-        let mut allocated = Vec::new();
         let mut submit = || {
             value += 1;
             let signals = [SemaphorePoint::new(&semaphore, value)];
-            let before = alloc::count();
             let time = timed(|| {
                 queue.submit(&Submission { waits: &[], ops: &ops, signals: &signals })?;
                 Ok(())
             })?;
-            allocated.push(alloc::count() - before);
             semaphore.wait(value, Deadline::within(LIMIT))?;
-            // The record is let go by the reactor; without it the next submission allocates another.
             thread::sleep(Duration::from_millis(1));
             Ok(time)
         };
@@ -72,15 +69,52 @@ fn many_launches(bench: &Bench, raw: &Raw) -> Result<()> {
             Ok(time)
         };
         let title = format!("submit of {MANY} x {name} + 1 signal");
-        let medians = table(&title, &mut [("ours", &mut submit), ("raw", &mut by_hand)])?;
-        let extra = (medians[0] - medians[1]) / MANY as f64;
-        allocated.sort_unstable();
-        report(&json!({"extra per operation": title, "us": extra,
-            "allocations of a submission, median": allocated[allocated.len() / 2],
-            "least": allocated[0]}));
-        say(&format!("{title}: {extra:.3} us more per operation"));
+        let times = table(&title, &mut [("ours", &mut submit), ("raw", &mut by_hand)])?;
+        let extra = (times[0].median() - times[1].median()) / MANY as f64;
+        let extra_p99 = (times[0].p99() - times[1].p99()) / MANY as f64;
+        let what = format!("{title}: more than raw, for each launch");
+        judge(&Bar::at_most(what, extra, 0.3, "us").with_p99(extra_p99));
     }
     Ok(())
+}
+
+/// What submissions allocate that follow each other without a pause: each once the one before is over, and all of
+/// them at once.
+fn back_to_back(bench: &Bench) -> Result<()> {
+    const SUBMISSIONS: u64 = 1000;
+    const WARM_UP: u64 = 200;
+    let kernel = bench.kernel("nothing")?;
+    for (launches, waits) in [(MANY, true), (MANY, false), (1, true), (1, false)] {
+        let ops = vec![Op::Launch(Launch::new(&kernel, [1, 1, 1], &[])?); launches];
+        let (queue, semaphore) = (bench.new_queue()?, bench.device.create_semaphore(0)?);
+        let mut counts = Vec::with_capacity(usize::try_from(SUBMISSIONS)?);
+        for value in 1..=WARM_UP + SUBMISSIONS {
+            let signals = [SemaphorePoint::new(&semaphore, value)];
+            let before = alloc::count();
+            queue.submit(&Submission { waits: &[], ops: &ops, signals: &signals })?;
+            if waits || value == WARM_UP {
+                semaphore.wait(value, Deadline::within(LIMIT))?;
+            }
+            // Of all threads, those that learn of the end among them.
+            if value > WARM_UP {
+                counts.push(alloc::count() - before);
+            }
+        }
+        semaphore.wait(WARM_UP + SUBMISSIONS, Deadline::within(LIMIT))?;
+        tell_allocations(&mut counts, launches, waits);
+    }
+    Ok(())
+}
+
+fn tell_allocations(counts: &mut [u64], launches: usize, waits: bool) {
+    counts.sort_unstable();
+    let at = |part: usize| counts.get(counts.len().saturating_sub(1) * part / 100).copied().unwrap_or(0);
+    let how = if waits { "each waited for" } else { "none waited for" };
+    let what = format!("allocations of a submission of {launches} + 1 signal, {how}");
+    report(&json!({"allocations": what, "submissions": counts.len(), "p50": at(50), "p99": at(99),
+        "max": at(100), "in all": counts.iter().sum::<u64>()}));
+    #[expect(clippy::cast_precision_loss, reason = "small counts")]
+    judge(&Bar::at_most(format!("{what}: the most"), at(100) as f64, 0.0, "").with_p99(at(99) as f64));
 }
 
 fn round_trips(bench: &Bench, raw: &Raw) -> Result<()> {
@@ -151,14 +185,14 @@ fn round_trips(bench: &Bench, raw: &Raw) -> Result<()> {
 }
 
 /// An empty kernel, then one that waits for it on another queue, there and back ten times.
-fn semaphores(rig: &Rig, capability: (u32, u32)) -> Result<()> {
+fn semaphores(rig: &Rig) -> Result<()> {
     const HOPS: usize = 20;
     let mut pairs = vec![("one device", rig.first(), rig.first(), 0)];
     if let Ok((first, second)) = rig.pair() {
         pairs.push(("two devices", first, second, 1));
     }
     for (name, a, b, other) in pairs {
-        let raws = [Raw::open(0, capability)?, Raw::open(other, capability)?];
+        let raws = [Raw::open(0)?, Raw::open(other)?];
         let raw_kernels = [raws[0].kernel("nothing")?, raws[1].kernel("nothing")?];
         let queues = [a.new_queue()?, b.new_queue()?];
         let kernels = [a.kernel("nothing")?, b.kernel("nothing")?];
@@ -207,10 +241,10 @@ fn allocations(bench: &Bench) -> Result<()> {
     Ok(())
 }
 
-fn copies(rig: &Rig, raw: &Raw, capability: (u32, u32)) -> Result<()> {
+fn copies(rig: &Rig, raw: &Raw) -> Result<()> {
     let bench = rig.first();
     let peer = match rig.pair() {
-        Ok((_, second)) => Some((second, Raw::open(1, capability)?)),
+        Ok((_, second)) => Some((second, Raw::open(1)?)),
         Err(_) => None,
     };
     raw.make_current()?;
@@ -248,10 +282,11 @@ fn copies(rig: &Rig, raw: &Raw, capability: (u32, u32)) -> Result<()> {
                 })
             };
             let title = format!("copy {way}, {name}");
-            let medians = table(&title, &mut [("ours", &mut ours), ("raw", &mut by_hand)])?;
+            let times = table(&title, &mut [("ours", &mut ours), ("raw", &mut by_hand)])?;
+            let (us, raw_us) = (times[0].median(), times[1].median());
             let rate = |us: f64| (bytes * queued) as f64 / us / 1e3;
-            report(&json!({"rate": title, "ours GB/s": rate(medians[0]), "raw GB/s": rate(medians[1]),
-                "of raw": medians[1] / medians[0]}));
+            report(&json!({"rate": title, "ours GB/s": rate(us), "raw GB/s": rate(raw_us),
+                "of raw": raw_us / us}));
         }
     }
     Ok(())

@@ -194,9 +194,15 @@ fn out_of_memory() -> Result<()> {
     bench.run(&[Op::Fill(FillRegion::bytes(&last, 0x77))])?;
     ensure!(bench.read(&last)? == [0x77; 4096], "the last chunk holds something else");
     drop((last, all));
-    let again = take_all(bench)?.len();
-    report(&json!({"chunks until memory is out": taken, "once freed": again}));
-    ensure!(again >= taken - taken / 10, "{taken} chunks were given, and {again} once they were freed");
+    // Memory is given back in stream order, so that what is there at once may be less.
+    let (at_once, freed) = (take_all(bench)?.len(), Instant::now());
+    let (mut again, enough) = (at_once, taken - taken / 10);
+    while again < enough && freed.elapsed() < LIMIT {
+        again = take_all(bench)?.len();
+    }
+    report(&json!({"chunks until memory is out": taken, "at once when they were freed": at_once,
+        "in the end": again, "ms": freed.elapsed().as_secs_f64() * 1e3}));
+    ensure!(again >= enough, "{taken} chunks were given, and {again} once they were freed");
     Ok(())
 }
 

@@ -39,6 +39,9 @@ const WARY: Duration = Duration::from_millis(5);
 /// A resident that ends no slice for this long keeps calls that would wait for it from being made.
 const PATIENCE: Duration = Duration::from_secs(1);
 
+/// A call soon after another takes that one's proof: a load is several calls, each of which would wait for a slice.
+const PROOF_LASTS: Duration = Duration::from_millis(1);
+
 /// Questions take microseconds. One that takes longer is itself held up, by a call that nobody announced.
 const QUESTION: Duration = Duration::from_millis(1);
 
@@ -52,6 +55,8 @@ pub(crate) struct ColdGate {
     /// Threads that ask the driver something.
     asking: AtomicU32,
     epoch: Instant,
+    /// When every resident had last shown that it returns, in nanoseconds since the epoch.
+    proven_at: AtomicU64,
     /// Until when slices stay short because of calls that were not announced, in nanoseconds since the epoch.
     wary_until: AtomicU64,
     state: Mutex<State>,
@@ -72,6 +77,7 @@ impl Default for ColdGate {
             holding: AtomicU32::new(0),
             asking: AtomicU32::new(0),
             epoch: Instant::now(),
+            proven_at: AtomicU64::new(0),
             wary_until: AtomicU64::new(0),
             state: Mutex::default(),
         }
@@ -103,6 +109,8 @@ impl ColdGate {
             state.watch = Some(watch.thread().clone());
         }
         state.residents.push(Arc::clone(resident));
+        // Relaxed: a time, and nothing else.
+        self.proven_at.store(0, Ordering::Relaxed);
         Ok(())
     }
 
@@ -134,7 +142,7 @@ impl ColdGate {
             // SeqCst, as in `is_awaited`. Calls of ours are announced, and have hurried everybody already.
             let is_ours = self.pending.load(Ordering::SeqCst) != 0;
             if !is_ours && state.residents.iter().any(|resident| resident.is_held_up()) {
-                let until = self.now() + u64::try_from(WARY.as_nanos()).unwrap_or(u64::MAX);
+                let until = self.now() + nanos(WARY);
                 // Relaxed: a hint.
                 self.wary_until.store(until, Ordering::Relaxed);
                 state.residents.iter().for_each(|resident| resident.hurry());
@@ -168,12 +176,23 @@ impl ColdGate {
         Ok(call())
     }
 
-    /// Waits until every resident has shown that it returns.
+    /// Waits until every resident has shown that it returns, unless all have just now.
     fn wait_for_boundaries(&self) -> Result<(), Unparkable> {
+        // Relaxed: a time, and nothing else.
+        let proven_at = self.proven_at.load(Ordering::Relaxed);
+        if proven_at != 0 && self.now().saturating_sub(proven_at) < nanos(PROOF_LASTS) {
+            return Ok(());
+        }
         let residents: Vec<_> =
             self.state().residents.iter().map(|known| (Arc::clone(known), known.slices_over())).collect();
         let deadline = Deadline::within(PATIENCE);
-        residents.iter().try_for_each(|(resident, before)| resident.wait_for_boundary(*before, deadline))
+        residents.iter().try_for_each(|(resident, before)| resident.wait_for_boundary(*before, deadline))?;
+        // One that came meanwhile has shown nothing yet.
+        let state = self.state();
+        if state.residents.len() <= residents.len() {
+            self.proven_at.store(self.now(), Ordering::Relaxed);
+        }
+        Ok(())
     }
 
     /// Leave to ask the driver something, unless a cold call holds the context.
@@ -195,13 +214,17 @@ impl ColdGate {
     }
 
     fn now(&self) -> u64 {
-        u64::try_from(self.epoch.elapsed().as_nanos()).unwrap_or(u64::MAX)
+        nanos(self.epoch.elapsed())
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
         // Only code of this crate runs under the lock: no driver, no drop of a resident.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// Residents hurry while it lives.

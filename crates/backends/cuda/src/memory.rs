@@ -43,6 +43,9 @@ pub(crate) const ALIGNMENT: u64 = 256;
 /// Zeroing is a kernel, so it waits for others that fill the device; this long at most.
 const ZEROING_LIMIT: Duration = Duration::from_secs(30);
 
+/// What is given back arrives in the pool within a moment of the device's.
+const FREEING_LIMIT: Duration = Duration::from_secs(1);
+
 /// Pinned blocks are a page at least, and come in sizes a quarter of a power of two apart.
 pub(crate) const PAGE: u64 = 4096;
 
@@ -256,7 +259,7 @@ impl Arena {
         })
     }
 
-    /// Asks the pool, and once more after the pool has given back what it does not use.
+    /// Asks the pool, and once more after what was given back has arrived there and gone back to the system.
     #[expect(unsafe_code, reason = "calls the driver")]
     fn take_from_pool(&self, bytes: usize) -> Result<CUdeviceptr, DriverError> {
         let driver = &self.context.driver;
@@ -270,6 +273,10 @@ impl Arena {
         };
         match take() {
             Err(error) if error.code == OUT_OF_MEMORY => {
+                let freed = Event::create(&self.context)?;
+                freed.record(&self.freeing)?;
+                // Nothing but frees is in that stream, so this is short in any case.
+                let _arrived = freed.wait(FREEING_LIMIT)?;
                 // SAFETY: the pool is live; memory that is in use stays.
                 unsafe { driver.mem_pool_trim_to(self.pool.raw(), 0) }?;
                 take()?;

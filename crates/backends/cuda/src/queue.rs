@@ -39,8 +39,8 @@ use crate::{
 /// submissions are held here, so that `submit` does not wait.
 const WINDOW: usize = 768;
 
-/// Spent objects kept for the next submissions.
-const SPARES: usize = 64;
+/// Spent objects kept for the next submissions: as many as there can be submissions in the stream.
+const SPARES: usize = WINDOW;
 
 /// A queue's state and work, kept alive by whoever may still have to look after it.
 pub(crate) struct QueueCore {
@@ -70,8 +70,27 @@ struct State {
     tracked: bool,
     /// The device went away: what is held will not run.
     closing: bool,
-    spare_events: Vec<Arc<Event>>,
+    /// Some may still be looked at by a semaphore or a waiter; those in front have been here longest.
+    spare_events: VecDeque<Arc<Event>>,
     spare_lists: Vec<KeepAlive>,
+    /// An empty list with room for what is found finished.
+    spare_done: Vec<InFlight>,
+}
+
+impl State {
+    /// An event that nobody looks at, so that it can be recorded again.
+    fn spare_event(&mut self) -> Option<Arc<Event>> {
+        /// Those that are looked at are so for a moment.
+        const TRIES: usize = 4;
+        for _ in 0..TRIES {
+            let event = self.spare_events.pop_front()?;
+            if Arc::strong_count(&event) == 1 {
+                return Some(event);
+            }
+            self.spare_events.push_back(event);
+        }
+        None
+    }
 }
 
 /// The points a submission raises.
@@ -322,7 +341,7 @@ impl QueueCore {
 
     /// An event at the end of what is in the stream now.
     fn mark(&self, state: &mut State) -> Result<Arc<Event>, DriverError> {
-        let event = match state.spare_events.pop() {
+        let event = match state.spare_event() {
             Some(event) => event,
             None => Arc::new(Event::create(&self.context)?),
         };
@@ -389,7 +408,7 @@ impl QueueCore {
     ///
     /// It does nothing while another thread is busy with the queue: that thread, or the next look, will.
     pub(crate) fn reap(self: &Arc<Self>) -> bool {
-        let mut done = SmallVec::<[InFlight; 4]>::new();
+        let mut done = Vec::new();
         let looked = self.take_finished(&mut done);
         if let Err(error) = looked {
             let failure = self.context.judge(error);
@@ -431,7 +450,7 @@ impl QueueCore {
 
     /// Asks the driver with the lock open: a program that submits meanwhile must not wait for the answer, which
     /// takes a microsecond, nor be put to sleep by a lock that is taken again and again.
-    fn take_finished(&self, done: &mut SmallVec<[InFlight; 4]>) -> Result<(), DriverError> {
+    fn take_finished(&self, done: &mut Vec<InFlight>) -> Result<(), DriverError> {
         let Some(_asking) = self.context.cold.ask() else { return Ok(()) };
         let Some(mut state) = self.try_lock() else { return Ok(()) };
         let mut current = None;
@@ -449,6 +468,9 @@ impl QueueCore {
                 drop(event);
                 let finished = state.in_flight.pop_front();
                 state.ops_in_flight -= finished.as_ref().map_or(0, |first| first.ops);
+                if done.capacity() == 0 {
+                    *done = std::mem::take(&mut state.spare_done);
+                }
                 done.extend(finished);
             }
         }
@@ -469,17 +491,17 @@ impl QueueCore {
     }
 
     /// Keeps what the next submissions can use; whether some are held.
-    fn recycle(&self, done: SmallVec<[InFlight; 4]>) -> bool {
+    fn recycle(&self, mut done: Vec<InFlight>) -> bool {
         let mut state = self.lock();
-        for InFlight { event, keep, .. } in done {
+        for InFlight { event, keep, .. } in done.drain(..) {
             if state.spare_lists.len() < SPARES {
                 state.spare_lists.push(keep);
             }
-            // One that a semaphore or a waiter still looks at must not be recorded again.
-            if state.spare_events.len() < SPARES && Arc::strong_count(&event) == 1 {
-                state.spare_events.push(event);
+            if state.spare_events.len() < SPARES {
+                state.spare_events.push_back(event);
             }
         }
+        state.spare_done = done;
         !state.held.is_empty()
     }
 

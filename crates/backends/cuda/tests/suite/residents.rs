@@ -288,7 +288,8 @@ fn nothing_of_one_that_is_late_is_left_when_the_launch_returns() -> Outcome {
     stand_in.set("hold", "counter");
     let error = thread::scope(|scope| {
         scope.spawn(|| {
-            thread::sleep(TIME + MOMENT);
+            // In the middle of the time that the launch waits for it to leave.
+            thread::sleep(TIME * 3 / 2);
             stand_in.set("hold", "");
         });
         start(&lane, &kernel, 2, |desc| desc.check_in = TIME).map(drop).unwrap_err()

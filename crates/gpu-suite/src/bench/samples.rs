@@ -37,6 +37,16 @@ impl Samples {
         self.at(0.99)
     }
 
+    /// How much longer each took than the one beside it, which was taken at nearly the same time.
+    pub(crate) fn beyond(&self, other: &Self) -> Self {
+        Self(self.0.iter().zip(&other.0).map(|(own, other)| own - other).collect())
+    }
+
+    /// The same of equal parts of each.
+    pub(crate) fn each_of(self, parts: f64) -> Self {
+        Self(self.0.into_iter().map(|time| time / parts).collect())
+    }
+
     /// A bar for the median, in microseconds.
     pub(crate) fn at_most(&self, what: impl Into<String>, most: f64) -> Bar {
         Bar::at_most(what, self.median(), most, "us").with_p99(self.p99())
@@ -65,13 +75,18 @@ pub(crate) fn timed(work: impl FnOnce() -> Result<()>) -> Result<Duration> {
     Ok(start.elapsed())
 }
 
+/// What one column does in a round, and how long it took.
+pub(crate) type Column<'a> = (&'a str, &'a mut dyn FnMut() -> Result<Duration>);
+
 /// Runs the columns by turns and reports each; their times.
-pub(crate) fn table(
-    name: &str,
-    columns: &mut [(&str, &mut dyn FnMut() -> Result<Duration>)],
-) -> Result<Vec<Samples>> {
+pub(crate) fn table(name: &str, columns: &mut [Column<'_>]) -> Result<Vec<Samples>> {
+    table_of(ROUNDS, name, columns)
+}
+
+/// The same with as many rounds.
+pub(crate) fn table_of(rounds: usize, name: &str, columns: &mut [Column<'_>]) -> Result<Vec<Samples>> {
     let mut samples: Vec<Samples> = columns.iter().map(|_| Samples::default()).collect();
-    for round in 0..ROUNDS + 5 {
+    for round in 0..rounds + 5 {
         for ((_, column), samples) in columns.iter_mut().zip(&mut samples) {
             let time = column()?;
             // The first rounds warm up.
@@ -98,6 +113,8 @@ mod tests {
         let bar = samples.at_most("a call", 51.0);
         assert_eq!((bar.met, bar.p99.map(f64::round)), (true, Some(99.0)), "{bar}");
         assert!(!samples.at_most("a call", 49.0).met);
+        let slower = Samples(samples.0.iter().map(|us| us + 10.0).collect());
+        assert!((slower.beyond(&samples).each_of(100.0).median() - 0.1).abs() < 1e-9);
         assert!(!Samples::default().at_most("nothing", 1.0).met, "what was not measured reaches nothing");
     }
 }

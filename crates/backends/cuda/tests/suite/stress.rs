@@ -1,21 +1,22 @@
 //! Much at once and in every order: residents, graphs, drops, threads.
 
 use std::{
-    sync::{Arc, atomic::Ordering},
+    sync::Arc,
     thread,
     time::{Duration, Instant},
 };
 
 use warpweft_core_types::{
-    Access, Arg, BufferDesc, BufferView, CopyRegion, Deadline, DeviceExt as _, FillRegion, GraphNode, Launch,
-    Op, PreparedGraph, QueueDesc, Resident, ResidentDesc, ResidentError, ResidentState, SemaphorePoint,
-    Submission, TimestampRegion, WaitError,
+    Access, Arg, Backend as _, BufferDesc, BufferView, CopyRegion, Deadline, DeviceExt as _, Features,
+    FillRegion, GraphNode, Launch, Op, PreparedGraph, QueueDesc, Resident, ResidentDesc, ResidentError,
+    ResidentState, SemaphorePoint, Submission, TimestampRegion, WaitError,
 };
 use warpweft_cuda::CudaBackend;
+use warpweft_host::HostBackend;
 use warpweft_stand_in_cuda::StandIn;
 
 use crate::support::{
-    Lane, Outcome, PATIENCE, backend, blocking, counter, failing, kernel, number, soon, until,
+    Lane, Outcome, PATIENCE, Pages, backend, blocking, counter, failing, kernel, number, soon, until,
 };
 
 fn within() -> Deadline {
@@ -210,6 +211,7 @@ fn operands_of_many_threads() -> Outcome {
 fn every_order_of_drops() -> Outcome {
     let outcome = soon(PATIENCE, || -> Outcome {
         let stand_in = StandIn::load()?;
+        let stranger = HostBackend::with_devices(1)?.open(0, Features::empty())?;
         let mut seed = 12345_u64;
         for round in 0..60 {
             let backend = backend(&stand_in);
@@ -240,8 +242,10 @@ fn every_order_of_drops() -> Outcome {
                 GraphNode::new(&timestamp, &[0]),
             ];
             let graph = PreparedGraph::new(lane.device.as_ref(), &nodes)?;
-            let word = lane.memory(BufferDesc::host_visible(4))?;
-            let mapped = word.buffer().mapping().unwrap().as_ptr().expose_provenance();
+            // Memory that can be written when the device's buffer of it is gone.
+            let pages = Pages::new(1);
+            let word = BufferView::whole(lane.device.host_import().unwrap().import(pages.part(0, 1))?);
+            let window = BufferView::whole(stranger.host_import().unwrap().import(pages.part(0, 1))?);
             let args = [Arg::Buffer(&word)];
             lane.submit(&[Op::Launch(Launch::new(&stays, [1; 3], &args)?)])?;
             let point = lane.submit(&[Op::Replay(&graph), Op::Replay(&graph)])?;
@@ -278,16 +282,9 @@ fn every_order_of_drops() -> Outcome {
                 Box::new(never),
             ];
             let release = round % 3;
-            let end = || {
-                let word = std::ptr::with_exposed_provenance_mut::<u32>(mapped);
-                // SAFETY: the kernel that uses it keeps it.
-                #[expect(unsafe_code, reason = "ends a kernel whose handles are gone")]
-                unsafe {
-                    std::sync::atomic::AtomicU32::from_ptr(word).store(1, Ordering::Release);
-                }
-            };
+            let end = || window.write(&1_u32.to_le_bytes());
             if release == 0 {
-                end();
+                end()?;
             }
             let mut ended = release == 0;
             while !things.is_empty() {
@@ -295,12 +292,12 @@ fn every_order_of_drops() -> Outcome {
                 let at = usize::try_from(seed >> 33)? % things.len();
                 drop(things.swap_remove(at));
                 if release == 1 && things.len() == 7 {
-                    end();
+                    end()?;
                     ended = true;
                 }
             }
             if !ended {
-                end();
+                end()?;
             }
             far.wait(PATIENCE).map_err(|error| format!("round {round}: {error}"))?;
             drop(far);

@@ -166,6 +166,8 @@ impl CudaDevice {
         if !self.shared.peers.reaches(self.id().ordinal, other.id().ordinal) {
             return Ok(());
         }
+        // Not known to wait for residents; nobody has shown that it never does.
+        let _hurried = [&self.context, &other.context].map(|context| context.cold.open());
         other.arena.admit(&self.context)?;
         let _current = self.context.enter()?;
         // SAFETY: both contexts are retained, and this one is current.

@@ -244,7 +244,7 @@ impl Image {
     }
 
     /// What a function takes, once it may have the workgroup memory that its contract asks for.
-    fn resources(
+    pub(crate) fn resources(
         &self,
         function: Handle<CUfunc_st>,
         contract: &KernelContract,

@@ -138,6 +138,15 @@ const TRIALS: &[(&str, bool, Prepare)] = &[
     ("pool: allocate, zero and free", false, |lab| {
         Ok(Box::new(|| Ok(lab.arena.allocate(&BufferDesc::device(1 << 20)).map(drop)?)))
     }),
+    ("pool: create and destroy", false, |lab| {
+        Ok(Box::new(|| Ok(Arena::create(lab.context, 1 << 20, Vec::new()).map(drop)?)))
+    }),
+    ("cuFuncSetAttribute and occupancy", false, |lab| {
+        let image = Image::load(lab.context, lab.cubin)?;
+        let contract = KernelContract::new("ww_stamp", [Param::write(8)]).with_shared_bytes(64 << 10);
+        let function = image.function(&contract, Vec::new)?;
+        Ok(Box::new(move || Ok(image.resources(function, &contract).map(drop)?)))
+    }),
     ("pool: trim", false, |lab| {
         drop(lab.arena.allocate(&BufferDesc::device(64 << 20))?);
         Ok(Box::new(|| Ok(lab.arena.trim_pool()?)))

@@ -442,10 +442,14 @@ impl QueueCore {
         }
     }
 
-    /// The end of a queue that nobody uses, on the device's service thread for the same reason.
+    /// Lets go of a queue that has nothing under way: one that nobody uses any more goes on the device's service
+    /// thread, for the same reason.
     pub(crate) fn end(self: Arc<Self>) {
-        let context = Arc::clone(&self.context);
-        context.serve(move || drop(self));
+        // Acquire: as in `let_go`.
+        if self.is_orphan.load(Ordering::Acquire) {
+            let context = Arc::clone(&self.context);
+            context.serve(move || drop(self));
+        }
     }
 
     /// Asks the driver with the lock open: a program that submits meanwhile must not wait for the answer, which

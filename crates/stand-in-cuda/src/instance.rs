@@ -1,15 +1,16 @@
 //! A copy of the library, loaded with a state of its own.
 
 use std::{
-    collections::BTreeMap,
-    env,
     ffi::{CStr, CString, c_char, c_int},
-    fs, io,
+    io,
     path::{Path, PathBuf},
 };
 
 use libloading::Library;
 use tempfile::TempDir;
+use warpweft_stand_in as library;
+
+const STEM: &str = "warpweft_stand_in_cuda";
 
 type Set = unsafe extern "C" fn(*const c_char, *const c_char) -> c_int;
 type Fail = unsafe extern "C" fn(*const c_char, u64, c_int) -> c_int;
@@ -40,8 +41,8 @@ impl StandIn {
     ///
     /// The operating system's, if the library is not there or cannot be loaded.
     pub fn load() -> io::Result<Self> {
-        let (folder, path) = copied(&[])?;
-        let library = open(&path)?;
+        let (folder, path) = library::copied(STEM, &[])?;
+        let library = library::open(&path)?;
         let this = Self {
             set: symbol(&library, c"stand_in_set")?,
             fail: symbol(&library, c"stand_in_fail")?,
@@ -63,7 +64,7 @@ impl StandIn {
     ///
     /// As [`load`](Self::load); a function that is not there cannot be taken away.
     pub fn without(functions: &[&str]) -> io::Result<(TempDir, PathBuf)> {
-        copied(functions)
+        library::copied(STEM, functions)
     }
 
     /// The library's file.
@@ -157,52 +158,8 @@ fn text(words: &str) -> CString {
     CString::new(words).unwrap_or_default()
 }
 
-/// The library that cargo built beside this test: `target/PROFILE/deps`.
-fn built() -> io::Result<PathBuf> {
-    let name = format!("{}warpweft_stand_in_cuda{}", env::consts::DLL_PREFIX, env::consts::DLL_SUFFIX);
-    let program = env::current_exe()?;
-    let folders =
-        program.ancestors().skip(1).take(2).flat_map(|folder| [folder.to_path_buf(), folder.join("deps")]);
-    let candidates: Vec<PathBuf> = folders.map(|folder| folder.join(&name)).collect();
-    candidates.iter().find(|path| path.exists()).cloned().ok_or_else(|| {
-        let text = format!("{name} is not beside {}: build warpweft-stand-in-cuda", program.display());
-        io::Error::new(io::ErrorKind::NotFound, text)
-    })
-}
-
-/// A copy in a folder of its own, since the loader knows files and gives one library for one file. The names
-/// of functions that it is to lack are changed in its tables.
-fn copied(lacking: &[&str]) -> io::Result<(TempDir, PathBuf)> {
-    let (source, folder) = (built()?, tempfile::tempdir()?);
-    let path = folder.path().join(source.file_name().unwrap_or_default());
-    if lacking.is_empty() {
-        fs::copy(&source, &path)?;
-        return Ok((folder, path));
-    }
-    let mut bytes = fs::read(&source)?;
-    let (mut start, mut places) = (0, BTreeMap::new());
-    for text in bytes.split(|&byte| byte == 0) {
-        if let Some(function) = lacking.iter().find(|function| function.as_bytes() == text) {
-            places.entry(function).or_insert_with(Vec::new).push(start);
-        }
-        start += text.len() + 1;
-    }
-    if let Some(unknown) = lacking.iter().find(|function| !places.contains_key(function)) {
-        return Err(io::Error::new(io::ErrorKind::NotFound, format!("there is no {unknown}")));
-    }
-    places.into_values().flatten().for_each(|at| bytes[at] = b'-');
-    fs::write(&path, bytes)?;
-    Ok((folder, path))
-}
-
-#[expect(unsafe_code, reason = "opens a dynamic library")]
-fn open(path: &Path) -> io::Result<Library> {
-    // SAFETY: a copy of this crate's own library, which runs nothing when it is loaded.
-    unsafe { Library::new(path) }.map_err(io::Error::other)
-}
-
 #[expect(unsafe_code, reason = "looks symbols up")]
 fn symbol<F: Copy>(library: &Library, name: &CStr) -> io::Result<F> {
     // SAFETY: the types above are those of the functions of these names in `control.rs`.
-    unsafe { library.get::<F>(name.to_bytes_with_nul()) }.map(|found| *found).map_err(io::Error::other)
+    unsafe { library::symbol(library, name) }
 }

@@ -1,0 +1,104 @@
+//! Calls that may take as long as other ranks do, and waits that end.
+
+use std::{
+    sync::{Mutex, MutexGuard, PoisonError, TryLockError, mpsc},
+    thread,
+    time::{Duration, Instant},
+};
+
+use crate::error::Error;
+
+/// The longest pause between two looks.
+const NAP: Duration = Duration::from_millis(1);
+
+/// Runs a call in a thread of its own and waits for it. After the time is up the call goes on, and its result is
+/// dropped there.
+///
+/// # Errors
+///
+/// [`Error::TimedOut`], or [`Error::Thread`] if there is none.
+pub(crate) fn run<T: Send + 'static>(
+    what: &'static str,
+    within: Duration,
+    call: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, Error> {
+    let (send, receive) = mpsc::sync_channel(1);
+    let work = move || {
+        // Nobody listens if it took too long.
+        let _late = send.send(call());
+    };
+    thread::Builder::new().name(what.to_owned()).spawn(work).map_err(|_| Error::Thread { what })?;
+    receive.recv_timeout(within).map_err(|_| Error::TimedOut { what, after: within })
+}
+
+/// Looks until there is an answer, often at first.
+///
+/// # Errors
+///
+/// [`Error::TimedOut`].
+pub(crate) fn poll<T>(
+    what: &'static str,
+    within: Duration,
+    mut look: impl FnMut() -> Option<T>,
+) -> Result<T, Error> {
+    /// Looks without a pause: most answers are there at once.
+    const EAGER: u32 = 100;
+    let start = Instant::now();
+    let mut looks = 0;
+    loop {
+        if let Some(answer) = look() {
+            return Ok(answer);
+        }
+        let passed = start.elapsed();
+        if passed >= within {
+            return Err(Error::TimedOut { what, after: within });
+        }
+        looks += 1;
+        if looks < EAGER {
+            thread::yield_now();
+        } else {
+            // The longer it took, the less a pause matters.
+            thread::sleep((passed / 16).min(NAP).min(within - passed));
+        }
+    }
+}
+
+/// Takes a lock that another thread may hold for the length of a call.
+///
+/// # Errors
+///
+/// [`Error::TimedOut`].
+pub(crate) fn lock<'a, T>(
+    what: &'static str,
+    within: Duration,
+    mutex: &'a Mutex<T>,
+) -> Result<MutexGuard<'a, T>, Error> {
+    poll(what, within, || match mutex.try_lock() {
+        Ok(guard) => Some(guard),
+        Err(TryLockError::Poisoned(poisoned)) => Some(PoisonError::into_inner(poisoned)),
+        Err(TryLockError::WouldBlock) => None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_does_not_end_is_left_behind() {
+        let (hold, held) = mpsc::channel::<()>();
+        let error = run("a call", Duration::from_millis(5), move || held.recv().is_ok()).unwrap_err();
+        assert_eq!(error, Error::TimedOut { what: "a call", after: Duration::from_millis(5) });
+        drop(hold);
+        assert_eq!(run("a call", Duration::from_secs(10), || 7), Ok(7));
+    }
+
+    #[test]
+    fn a_lock_that_stays_taken_is_given_up() {
+        let mutex = Mutex::new(());
+        let held = mutex.lock().unwrap();
+        assert!(lock("a lock", Duration::from_millis(5), &mutex).is_err());
+        drop(held);
+        assert!(lock("a lock", Duration::ZERO, &mutex).is_ok());
+    }
+}

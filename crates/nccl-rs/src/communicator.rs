@@ -1,0 +1,703 @@
+//! Communicators: how they come to be, and how they end.
+
+use std::{
+    cell::Cell,
+    ffi::{c_int, c_void},
+    fmt,
+    marker::PhantomData,
+    ptr::{self, NonNull},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    thread,
+    time::Duration,
+};
+
+use crate::{
+    bounded,
+    config::{CommunicatorConfig, Prepared},
+    device::Current,
+    error::{Error, NcclError},
+    group,
+    library::{Nccl, UniqueId},
+    sys::{self, Comm, IN_PROGRESS, SUCCESS},
+    version::Version,
+};
+
+/// One rank of a group of devices that compute together (`ncclComm_t`).
+///
+/// Calls put work in a stream and return; what a call does when is the stream's matter. One thread at a time uses a
+/// communicator, but any thread may abort it through an [`AbortHandle`].
+///
+/// Dropped, it is finalized if its peers do the same soon, and aborted if not. That takes a second at most, and
+/// [`Self::finalize`] says how it went.
+pub struct Communicator {
+    shared: Arc<Shared>,
+    /// A cell may be used by one thread at a time, like the library's communicators.
+    _one_thread: PhantomData<Cell<()>>,
+}
+
+/// What a communicator and those who may abort it have in common.
+pub(crate) struct Shared {
+    pub(crate) nccl: Nccl,
+    pub(crate) rank: u32,
+    pub(crate) size: u32,
+    pub(crate) device: u32,
+    pub(crate) blocking: bool,
+    pub(crate) patience: Duration,
+    handle: Mutex<Handle>,
+}
+
+/// The library's communicator.
+#[derive(Debug, Clone)]
+enum Handle {
+    Live(NonNull<c_void>),
+    /// It was given back, and why if something was wrong with it.
+    Gone(&'static str, Option<NcclError>),
+}
+
+// SAFETY: the library lets any thread use a communicator, one at a time, which the lock around the handle sees to.
+#[expect(unsafe_code, reason = "holds a handle of the library's")]
+unsafe impl Send for Handle {}
+
+/// What makes one rank's communicator.
+#[derive(Debug, Clone)]
+#[must_use]
+pub struct CommunicatorDesc {
+    id: UniqueId,
+    rank: u32,
+    size: u32,
+    device: Option<u32>,
+    config: CommunicatorConfig,
+}
+
+impl CommunicatorDesc {
+    /// The rank `rank` of `size`, which find each other by `id`, on the calling thread's current device.
+    pub const fn new(id: UniqueId, rank: u32, size: u32) -> Self {
+        Self { id, rank, size, device: None, config: CommunicatorConfig::new() }
+    }
+
+    /// On this device, whatever is current: its ordinal among those that the process sees.
+    pub const fn device(mut self, ordinal: u32) -> Self {
+        self.device = Some(ordinal);
+        self
+    }
+
+    /// Made in this way.
+    pub fn config(mut self, config: CommunicatorConfig) -> Self {
+        self.config = config;
+        self
+    }
+}
+
+/// How long a dropped communicator is waited for.
+const PARTING: Duration = Duration::from_secs(1);
+
+impl Communicator {
+    /// Makes the communicator of one rank; all ranks do so at about the same time, each in a thread or a process of its
+    /// own. Several ranks of one thread are made by [`Self::init_all`].
+    ///
+    /// # Errors
+    ///
+    /// [`Error::TimedOut`] if the other ranks do not come within [`CommunicatorConfig::patience`];
+    /// [`Error::Rank`], [`Error::Device`], [`Error::TooOld`]; [`Error::Nccl`] for what the library finds, such as two
+    /// ranks on one device.
+    #[expect(unsafe_code, reason = "calls the library")]
+    pub fn init(nccl: &Nccl, desc: &CommunicatorDesc) -> Result<Self, Error> {
+        check_rank(desc.rank, desc.size)?;
+        let init = nccl.functions().init_rank_config;
+        let (id, rank, size) = (desc.id.0, to_int(desc.rank), to_int(desc.size));
+        Self::begin(nccl, "ncclCommInitRankConfig", desc, move |comm, config| {
+            // SAFETY: both places stay until the communicator is ready, see `Place`.
+            unsafe { init(comm, size, id, rank, config) }
+        })
+    }
+
+    /// Makes the communicators of all ranks at once: the calling thread has all devices.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Self::init`].
+    pub fn init_all(nccl: &Nccl, devices: &[u32], config: &CommunicatorConfig) -> Result<Vec<Self>, Error> {
+        let id = nccl.unique_id()?;
+        let size = u32::try_from(devices.len()).map_err(|_| too_many(devices.len()))?;
+        // Each in a thread, since a rank waits for the others. All are joined: each ends in time.
+        thread::scope(|scope| {
+            let init = |(rank, device): (u32, &u32)| {
+                let desc = CommunicatorDesc::new(id, rank, size).device(*device).config(config.clone());
+                thread::Builder::new().spawn_scoped(scope, move || Self::init(nccl, &desc))
+            };
+            let threads: Vec<_> = (0..size).zip(devices).map(init).collect();
+            let failed = |_| Error::Thread { what: "a rank" };
+            threads
+                .into_iter()
+                .map(|started| {
+                    started.map_err(|_| Error::Thread { what: "a rank" })?.join().map_err(failed)?
+                })
+                .collect()
+        })
+    }
+
+    /// The library it belongs to.
+    #[must_use]
+    pub fn nccl(&self) -> &Nccl {
+        &self.shared.nccl
+    }
+
+    /// Its number among all ranks.
+    #[must_use]
+    pub fn rank(&self) -> u32 {
+        self.shared.rank
+    }
+
+    /// How many ranks there are.
+    #[must_use]
+    pub fn size(&self) -> u32 {
+        self.shared.size
+    }
+
+    /// The ordinal of its device.
+    #[must_use]
+    pub fn device(&self) -> u32 {
+        self.shared.device
+    }
+
+    /// Whether calls block.
+    #[must_use]
+    pub fn is_blocking(&self) -> bool {
+        self.shared.blocking
+    }
+
+    /// Asks for an error that happened since the last call: of the network, of a peer, or of the device. Nothing but
+    /// asking finds such an error; a peer that dies on the same machine is not found even so.
+    ///
+    /// # Errors
+    ///
+    /// The error.
+    pub fn check(&self) -> Result<(), Error> {
+        self.shared.nccl.check_process()?;
+        match self.shared.async_error()? {
+            SUCCESS | IN_PROGRESS => Ok(()),
+            code => Err(self.shared.error("ncclCommGetAsyncError", code)),
+        }
+    }
+
+    /// Lets another thread abort the communicator.
+    #[must_use]
+    pub fn abort_handle(&self) -> AbortHandle {
+        AbortHandle { shared: Arc::clone(&self.shared) }
+    }
+
+    /// Ends what is under way and gives the communicator back. Work in streams may be unfinished.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::TimedOut`] if the library does not return; the communicator is gone all the same.
+    pub fn abort(self, within: Duration) -> Result<(), Error> {
+        self.shared.abort(within)
+    }
+
+    /// Waits until all work is over that was put in streams, and gives the communicator back. All ranks do so.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::TimedOut`] if peers do not do the same in time, and what went wrong before. The communicator is
+    /// aborted then.
+    pub fn finalize(self, within: Duration) -> Result<(), Error> {
+        self.shared.nccl.check_process()?;
+        let finalized = self.shared.finalize(within);
+        if finalized.is_err() {
+            // What is told is why it could not be finalized.
+            let _aborted = self.shared.abort(within);
+        }
+        finalized
+    }
+
+    /// Stops what is under way and takes no new collectives, but can still be split, shrunk or given back (NCCL 2.28).
+    ///
+    /// # Errors
+    ///
+    /// [`Error::TooOld`], [`Error::Nccl`].
+    #[expect(unsafe_code, reason = "calls the library")]
+    pub fn revoke(&self) -> Result<(), Error> {
+        let (name, revoke) = self.shared.nccl.functions().revoke.or_too_old(self.version())?;
+        // SAFETY: the communicator is live, and no other call is under way; there are no flags.
+        self.shared.call(name, |comm| unsafe { revoke(comm, 0) })
+    }
+
+    /// Parts the ranks: those with the same colour make a communicator of their own, in the order of their keys. A rank
+    /// without a colour gets none. All ranks call it, with no work under way.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::TimedOut`], [`Error::Nccl`].
+    #[expect(unsafe_code, reason = "calls the library")]
+    pub fn split(
+        &self,
+        color: Option<u16>,
+        key: i32,
+        config: &CommunicatorConfig,
+    ) -> Result<Option<Self>, Error> {
+        let split = self.shared.nccl.functions().split;
+        let color = color.map_or(sys::NO_COLOR, c_int::from);
+        self.derive("ncclCommSplit", config, move |parent, child, config| {
+            // SAFETY: the parent is live and no other call is under way; both places stay until the communicator is
+            // ready, see `Place`.
+            unsafe { split(parent, color, key, child, config) }
+        })
+    }
+
+    /// A communicator without some ranks, which do not call it (NCCL 2.27).
+    ///
+    /// With [`Shrink::Abort`], what is under way is ended first: the way to go on after an error.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::TooOld`], [`Error::Rank`], [`Error::TimedOut`], [`Error::Nccl`].
+    #[expect(unsafe_code, reason = "calls the library")]
+    pub fn shrink(&self, without: &[u32], what: Shrink, config: &CommunicatorConfig) -> Result<Self, Error> {
+        let (name, shrink) = self.shared.nccl.functions().shrink.or_too_old(self.version())?;
+        for rank in without {
+            check_rank(*rank, self.size())?;
+        }
+        let mut ranks: Vec<c_int> = without.iter().map(|rank| to_int(*rank)).collect();
+        let count = c_int::try_from(ranks.len()).map_err(|_| too_many(ranks.len()))?;
+        let flags = if what == Shrink::Abort { sys::SHRINK_ABORT } else { 0 };
+        let child = self.derive(name, config, move |parent, child, config| {
+            // SAFETY: as in `split`; the list is read during the call and holds `count` ranks.
+            unsafe { shrink(parent, ranks.as_mut_ptr(), count, child, config, flags) }
+        })?;
+        child.ok_or_else(|| none_made(name))
+    }
+
+    /// An id by which new ranks join those of this communicator; one rank asks for it (NCCL 2.29).
+    ///
+    /// # Errors
+    ///
+    /// [`Error::TooOld`], [`Error::Nccl`].
+    #[expect(unsafe_code, reason = "calls the library")]
+    pub fn grow_id(&self) -> Result<UniqueId, Error> {
+        let (name, get) = self.shared.nccl.functions().grow_id.or_too_old(self.version())?;
+        let mut id = sys::UniqueId([0; sys::UNIQUE_ID_BYTES]);
+        // SAFETY: the communicator is live; the result is written to this stack frame, before the call returns.
+        self.shared.call(name, |comm| unsafe { get(comm, &raw mut id) })?;
+        Ok(UniqueId(id))
+    }
+
+    /// A communicator of `size` ranks: these, with the numbers they have, and new ones that join with the id by
+    /// [`Self::join`] (NCCL 2.29). The rank that asked for the id gives it here, others may.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::TooOld`], [`Error::TimedOut`], [`Error::Nccl`].
+    #[expect(unsafe_code, reason = "calls the library")]
+    pub fn grow(&self, size: u32, id: Option<UniqueId>, config: &CommunicatorConfig) -> Result<Self, Error> {
+        /// `ncclCommGrow`: the number stays.
+        const SAME_RANK: c_int = -1;
+        let (name, grow) = self.shared.nccl.functions().grow.or_too_old(self.version())?;
+        let size = to_int(size);
+        let child = self.derive(name, config, move |parent, child, config| {
+            let id = id.as_ref().map_or(ptr::null(), |id| &raw const id.0);
+            // SAFETY: as in `split`; the id is read during the call.
+            unsafe { grow(parent, size, id, SAME_RANK, child, config) }
+        })?;
+        child.ok_or_else(|| none_made(name))
+    }
+
+    /// Joins the ranks of a communicator that grows (NCCL 2.29), as a rank that is new there.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Self::init`].
+    #[expect(unsafe_code, reason = "calls the library")]
+    pub fn join(nccl: &Nccl, desc: &CommunicatorDesc) -> Result<Self, Error> {
+        check_rank(desc.rank, desc.size)?;
+        let (name, grow) = nccl.functions().grow.or_too_old(nccl.version())?;
+        let (id, rank, size) = (desc.id.0, to_int(desc.rank), to_int(desc.size));
+        Self::begin(nccl, name, desc, move |comm, config| {
+            // SAFETY: a new rank has no parent; both places stay until the communicator is ready, see `Place`.
+            unsafe { grow(ptr::null_mut(), size, &raw const id, rank, comm, config) }
+        })
+    }
+
+    /// Gives back the device memory of a communicator that will not be used for a while (NCCL 2.29).
+    ///
+    /// # Errors
+    ///
+    /// [`Error::TooOld`], [`Error::Nccl`].
+    #[expect(unsafe_code, reason = "calls the library")]
+    pub fn suspend(&self) -> Result<(), Error> {
+        let (name, suspend) = self.shared.nccl.functions().suspend.or_too_old(self.version())?;
+        // SAFETY: the communicator is live, and no other call is under way.
+        self.shared.call(name, |comm| unsafe { suspend(comm, sys::SUSPEND_MEMORY) })
+    }
+
+    /// Takes memory again after [`Self::suspend`] (NCCL 2.29).
+    ///
+    /// # Errors
+    ///
+    /// [`Error::TooOld`], [`Error::Nccl`].
+    #[expect(unsafe_code, reason = "calls the library")]
+    pub fn resume(&self) -> Result<(), Error> {
+        let (name, resume) = self.shared.nccl.functions().resume.or_too_old(self.version())?;
+        // SAFETY: the communicator is live, and no other call is under way.
+        self.shared.call(name, |comm| unsafe { resume(comm) })
+    }
+
+    /// How many bytes of device memory it holds (NCCL 2.29).
+    ///
+    /// # Errors
+    ///
+    /// [`Error::TooOld`], [`Error::Nccl`].
+    #[expect(unsafe_code, reason = "calls the library")]
+    pub fn memory_bytes(&self) -> Result<u64, Error> {
+        /// `ncclStatGpuMemTotal`.
+        const TOTAL: c_int = 3;
+        let (name, stat) = self.shared.nccl.functions().memory_stat.or_too_old(self.version())?;
+        let mut bytes = 0;
+        // SAFETY: the communicator is live; the result is written to this stack frame, before the call returns.
+        self.shared.call(name, |comm| unsafe { stat(comm, TOTAL, &raw mut bytes) })?;
+        Ok(bytes)
+    }
+
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
+    pub(crate) fn version(&self) -> Version {
+        self.shared.nccl.version()
+    }
+
+    /// A communicator of which this is a new rank.
+    fn begin(
+        nccl: &Nccl,
+        name: &'static str,
+        desc: &CommunicatorDesc,
+        call: impl FnOnce(*mut Comm, *mut sys::Config) -> c_int + Send + 'static,
+    ) -> Result<Self, Error> {
+        nccl.check_process()?;
+        let mut place = Place::new(&desc.config, nccl.version())?;
+        let (device, library) = (desc.device, nccl.clone());
+        let begin = move || {
+            let _current = device.map(Current::enter).transpose()?;
+            let code = place.fill(call);
+            if is_refusal(code) {
+                Err(Error::from(library.error(name, code, ptr::null_mut())))
+            } else {
+                Ok(place)
+            }
+        };
+        // A call that blocks waits for the other ranks.
+        let place =
+            if desc.config.blocking { bounded::run(name, desc.config.patience, begin)?? } else { begin()? };
+        Self::adopt(nccl, name, place, &desc.config)?.ok_or_else(|| none_made(name))
+    }
+
+    /// A communicator of ranks of this one.
+    fn derive(
+        &self,
+        name: &'static str,
+        config: &CommunicatorConfig,
+        call: impl FnOnce(Comm, *mut Comm, *mut sys::Config) -> c_int + Send + 'static,
+    ) -> Result<Option<Self>, Error> {
+        let mut place = Place::new(config, self.version())?;
+        let shared = Arc::clone(&self.shared);
+        let derive = move || {
+            let begun = shared.call(name, |parent| place.fill(|comm, config| call(parent, comm, config)));
+            match begun {
+                Ok(()) => Ok(place),
+                Err(error) => {
+                    if matches!(error, Error::TimedOut { .. }) {
+                        // The library may still write there.
+                        std::mem::forget(place);
+                    }
+                    Err(error)
+                }
+            }
+        };
+        let place =
+            if self.is_blocking() { bounded::run(name, self.shared.patience, derive)?? } else { derive()? };
+        Self::adopt(self.nccl(), name, place, config)
+    }
+
+    /// Waits until a communicator is ready, if one was made; what does not become ready is aborted.
+    fn adopt(
+        nccl: &Nccl,
+        name: &'static str,
+        place: Box<Place>,
+        config: &CommunicatorConfig,
+    ) -> Result<Option<Self>, Error> {
+        let Some(comm) = NonNull::new(place.comm) else { return Ok(None) };
+        let shared = Shared {
+            nccl: nccl.clone(),
+            rank: 0,
+            size: 0,
+            device: 0,
+            blocking: config.blocking,
+            patience: config.patience,
+            handle: Mutex::new(Handle::Live(comm)),
+        };
+        match shared.settle(name, IN_PROGRESS).and_then(|()| shared.whereabouts()) {
+            Ok((rank, size, device)) => {
+                let shared = Arc::new(Shared { rank, size, device, ..shared });
+                Ok(Some(Self { shared, _one_thread: PhantomData }))
+            }
+            Err(error) => {
+                // It may be read and written until the communicator is gone, which may not be soon.
+                std::mem::forget(place);
+                // What is told is why it did not become ready.
+                let _aborted = shared.abort(PARTING);
+                Err(error)
+            }
+        }
+    }
+}
+
+impl Drop for Communicator {
+    fn drop(&mut self) {
+        // Whoever wants to know finalizes or aborts it.
+        let _parted = if self.shared.is_live() { self.shared.part() } else { Ok(()) };
+    }
+}
+
+impl fmt::Debug for Communicator {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Communicator(rank {} of {}, device {})", self.rank(), self.size(), self.device())
+    }
+}
+
+/// What [`Communicator::shrink`] does with work that is under way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Shrink {
+    /// There is none, and the communicator is in order.
+    Idle,
+    /// It is ended.
+    Abort,
+}
+
+/// Aborts a communicator that another thread uses.
+#[derive(Clone)]
+pub struct AbortHandle {
+    shared: Arc<Shared>,
+}
+
+impl AbortHandle {
+    /// Ends what is under way. Calls of the thread that uses the communicator return an error from then on. Aborting
+    /// what is gone already does nothing.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::TimedOut`] if a call that blocks is under way and does not return, or if the library does not.
+    pub fn abort(&self, within: Duration) -> Result<(), Error> {
+        self.shared.abort(within)
+    }
+}
+
+impl fmt::Debug for AbortHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "AbortHandle(rank {} of {})", self.shared.rank, self.shared.size)
+    }
+}
+
+/// Where the library writes a new communicator and reads its configuration, maybe after the call returned.
+struct Place {
+    comm: Comm,
+    prepared: Prepared,
+}
+
+// SAFETY: a communicator may be used by any thread, one at a time.
+#[expect(unsafe_code, reason = "holds a handle of the library's")]
+unsafe impl Send for Place {}
+
+impl Place {
+    fn new(config: &CommunicatorConfig, version: Version) -> Result<Box<Self>, Error> {
+        Ok(Box::new(Self { comm: ptr::null_mut(), prepared: config.prepare(version)? }))
+    }
+
+    fn fill(&mut self, call: impl FnOnce(*mut Comm, *mut sys::Config) -> c_int) -> c_int {
+        call(&raw mut self.comm, &raw mut self.prepared.raw)
+    }
+}
+
+impl Shared {
+    /// Makes a call and waits until it is done, or leaves that to the end of the group it is in.
+    pub(crate) fn call(&self, name: &'static str, call: impl FnOnce(Comm) -> c_int) -> Result<(), Error> {
+        self.nccl.check_process()?;
+        let code = call(self.lock().live()?.as_ptr());
+        if code == SUCCESS { Ok(()) } else { self.settle(name, code) }
+    }
+
+    /// Waits until a call is done that answered so.
+    #[cold]
+    pub(crate) fn settle(&self, name: &'static str, code: c_int) -> Result<(), Error> {
+        if is_refusal(code) {
+            return Err(self.error(name, code));
+        }
+        if code == SUCCESS || group::is_open() {
+            return Ok(());
+        }
+        let code = bounded::poll(name, self.patience, || match self.async_error() {
+            Ok(IN_PROGRESS) => None,
+            other => Some(other),
+        })??;
+        if code == SUCCESS { Ok(()) } else { Err(self.error(name, code)) }
+    }
+
+    #[expect(unsafe_code, reason = "calls the library")]
+    pub(crate) fn async_error(&self) -> Result<c_int, Error> {
+        let mut found = SUCCESS;
+        let handle = self.lock();
+        let comm = handle.live()?;
+        // SAFETY: the communicator is live while the lock is held; the result is written to this stack frame.
+        let code = unsafe { (self.nccl.functions().async_error)(comm.as_ptr(), &raw mut found) };
+        drop(handle);
+        if code == SUCCESS { Ok(found) } else { Err(self.error("ncclCommGetAsyncError", code)) }
+    }
+
+    /// What a code means, with what the communicator said last.
+    pub(crate) fn error(&self, call: &'static str, code: c_int) -> Error {
+        let handle = self.lock();
+        let comm = handle.live().map_or(ptr::null_mut(), NonNull::as_ptr);
+        self.nccl.error(call, code, comm).into()
+    }
+
+    /// Rank, size and device, as the library knows them.
+    #[expect(unsafe_code, reason = "calls the library")]
+    fn whereabouts(&self) -> Result<(u32, u32, u32), Error> {
+        let functions = self.nccl.functions();
+        let ask = |name, ask: unsafe extern "C" fn(Comm, *mut c_int) -> c_int| {
+            let mut found = 0;
+            // SAFETY: the communicator is live; the result is written to this stack frame.
+            self.call(name, |comm| unsafe { ask(comm, &raw mut found) })?;
+            Ok::<_, Error>(found.unsigned_abs())
+        };
+        let rank = ask("ncclCommUserRank", functions.rank)?;
+        let size = ask("ncclCommCount", functions.count)?;
+        Ok((rank, size, ask("ncclCommCuDevice", functions.device)?))
+    }
+
+    pub(crate) fn is_live(&self) -> bool {
+        self.nccl.check_process().is_ok() && matches!(*self.lock(), Handle::Live(_))
+    }
+
+    fn abort(&self, within: Duration) -> Result<(), Error> {
+        self.nccl.check_process()?;
+        let mut handle = bounded::lock("a call that is under way", within, &self.handle)?;
+        let Ok(comm) = handle.live() else { return Ok(()) };
+        *handle = Handle::Gone("aborted", self.trouble(comm));
+        drop(handle);
+        let (name, abort) = ("ncclCommAbort", self.nccl.functions().abort);
+        self.give_back(name, within, comm, abort)
+    }
+
+    /// What is wrong with a communicator, if anything is.
+    #[expect(unsafe_code, reason = "calls the library")]
+    fn trouble(&self, comm: NonNull<c_void>) -> Option<NcclError> {
+        let (name, mut found) = ("ncclCommGetAsyncError", SUCCESS);
+        // SAFETY: the caller holds the lock of a live communicator; the result is written to this stack frame.
+        let code = unsafe { (self.nccl.functions().async_error)(comm.as_ptr(), &raw mut found) };
+        is_refusal(found)
+            .then_some(found)
+            .or(is_refusal(code).then_some(code))
+            .map(|code| self.nccl.error(name, code, comm.as_ptr()))
+    }
+
+    fn finalize(&self, within: Duration) -> Result<(), Error> {
+        let (name, finalize) = ("ncclCommFinalize", self.nccl.functions().finalize);
+        let handle = bounded::lock("a call that is under way", within, &self.handle)?;
+        let comm = handle.live()?;
+        // Outside the lock, so that it can be aborted; the communicator's only thread is here.
+        drop(handle);
+        let code = self.apart(name, within, comm, finalize)?;
+        if is_refusal(code) {
+            return Err(self.error(name, code));
+        }
+        if code == IN_PROGRESS {
+            let code = bounded::poll(name, within, || match self.async_error() {
+                Ok(IN_PROGRESS) => None,
+                other => Some(other),
+            })??;
+            if code != SUCCESS {
+                return Err(self.error(name, code));
+            }
+        }
+        let mut handle = bounded::lock("a call that is under way", within, &self.handle)?;
+        let comm = handle.live()?;
+        *handle = Handle::Gone("finalized", None);
+        drop(handle);
+        self.give_back("ncclCommDestroy", within, comm, self.nccl.functions().destroy)
+    }
+
+    /// What becomes of a dropped communicator.
+    fn part(&self) -> Result<(), Error> {
+        let is_in_order = matches!(self.async_error(), Ok(SUCCESS));
+        if is_in_order && self.finalize(PARTING / 2).is_ok() {
+            return Ok(());
+        }
+        self.abort(PARTING / 2)
+    }
+
+    /// Makes a call that is the communicator's last.
+    fn give_back(
+        &self,
+        name: &'static str,
+        within: Duration,
+        comm: NonNull<c_void>,
+        call: unsafe extern "C" fn(Comm) -> c_int,
+    ) -> Result<(), Error> {
+        let code = self.apart(name, within, comm, call)?;
+        if is_refusal(code) { Err(self.nccl.error(name, code, ptr::null_mut()).into()) } else { Ok(()) }
+    }
+
+    /// Makes a call in a thread of its own, since it may wait for other ranks whatever is said of blocking.
+    #[expect(unsafe_code, reason = "calls the library")]
+    fn apart(
+        &self,
+        name: &'static str,
+        within: Duration,
+        comm: NonNull<c_void>,
+        call: unsafe extern "C" fn(Comm) -> c_int,
+    ) -> Result<c_int, Error> {
+        let comm = Handle::Live(comm);
+        bounded::run(name, within, move || match &comm {
+            // SAFETY: it was live when it was taken from the handle, and this is the only call.
+            Handle::Live(comm) => unsafe { call(comm.as_ptr()) },
+            Handle::Gone(..) => SUCCESS,
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Handle> {
+        // Nothing but the library runs under the lock.
+        self.handle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Handle {
+    fn live(&self) -> Result<NonNull<c_void>, Error> {
+        match self {
+            Self::Live(comm) => Ok(*comm),
+            Self::Gone(state, cause) => Err(Error::Gone { state, cause: cause.clone() }),
+        }
+    }
+}
+
+/// Whether a call's answer is an error.
+pub(crate) const fn is_refusal(code: c_int) -> bool {
+    code != SUCCESS && code != IN_PROGRESS
+}
+
+fn check_rank(rank: u32, size: u32) -> Result<(), Error> {
+    let is_one = rank < size && c_int::try_from(size).is_ok();
+    if is_one { Ok(()) } else { Err(Error::Rank { rank, size }) }
+}
+
+/// A number that `check_rank` has seen, or one that no communicator has.
+pub(crate) fn to_int(number: u32) -> c_int {
+    c_int::try_from(number).unwrap_or(c_int::MAX)
+}
+
+fn too_many(count: usize) -> Error {
+    Error::Invalid { what: format!("{count} ranks are more than there can be") }
+}
+
+fn none_made(name: &str) -> Error {
+    Error::Invalid { what: format!("{name} made no communicator, and said nothing of an error") }
+}

@@ -166,6 +166,12 @@ impl Communicator {
         self.shared.blocking
     }
 
+    /// The library's handle (`ncclComm_t`), for calls that this crate does not have; none once it is gone.
+    #[must_use]
+    pub fn as_raw(&self) -> *mut c_void {
+        self.shared.lock().live().map_or(ptr::null_mut(), NonNull::as_ptr)
+    }
+
     /// Asks for an error that happened since the last call: of the network, of a peer, or of the device. Nothing but
     /// asking finds such an error; a peer that dies on the same machine is not found even so.
     ///

@@ -42,6 +42,7 @@
 //!
 //! - `cudarc`: [`cudarc::Reading`] and [`cudarc::Writing`].
 //! - `half`: `f16` and `bf16` as elements.
+#![cfg_attr(all(doctest, feature = "cudarc"), doc = include_str!("../README.md"))]
 
 mod bounded;
 mod collectives;

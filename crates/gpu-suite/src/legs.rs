@@ -65,6 +65,8 @@ fn all(wish: &Wish<'_>) -> Vec<Leg> {
         leg("mixed copies", 180, "perf copy --backend host,cuda --devices 2 -b 1M -e 16M -f 16 --json"),
         leg("cuda checks", 180, "checks"),
         leg("fault", 180, "fault"),
+        leg("nccl", 400, "nccl"),
+        leg("nccl calls", 120, "bench nccl"),
         leg("discovery", 60, "bench discovery"),
         leg("submission", 180, "bench submission"),
         leg("residents", 180, "bench resident"),

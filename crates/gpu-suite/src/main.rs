@@ -10,6 +10,7 @@ mod child;
 mod forked;
 mod kernels;
 mod legs;
+mod nccl;
 mod nvml;
 mod process;
 mod rig;
@@ -44,6 +45,8 @@ enum Command {
     },
     /// What only CUDA devices do: foreign code, streams and contexts, masks, several processes.
     Checks,
+    /// `nccl-rs` on this machine's NCCL, with a rank for each GPU.
+    Nccl,
     /// What becomes of devices and processes when something goes wrong for good.
     Fault,
     /// Measures beside the driver's own calls.
@@ -82,6 +85,7 @@ fn main() -> ExitCode {
             })
         }
         Command::Checks => rig::bounded(|| checks::run(&rig::Rig::open()?)),
+        Command::Nccl => rig::bounded(nccl::run),
         Command::Fault => rig::bounded(|| checks::fault(&rig::Rig::open()?)),
         Command::Bench { part } => rig::bounded(|| bench::run(part)),
         Command::Child { role } => rig::bounded(|| child::play(&role)),

@@ -2,10 +2,26 @@
 
 use std::{
     alloc::{GlobalAlloc, Layout, System},
+    cell::Cell,
     sync::atomic::{AtomicU64, Ordering},
 };
 
 static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
+
+thread_local! {
+    static HERE: Cell<u64> = const { Cell::new(0) };
+}
+
+/// Allocations of this thread so far.
+pub(crate) fn count_here() -> u64 {
+    HERE.get()
+}
+
+fn note() {
+    ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+    // A thread that is ending counts no more.
+    let _ending = HERE.try_with(|here| here.set(here.get() + 1));
+}
 
 /// Allocations of this process so far, by all threads.
 pub(crate) fn count() -> u64 {
@@ -21,7 +37,7 @@ unsafe impl GlobalAlloc for Counting {
     ///
     /// - As for the system's allocator.
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        note();
         // SAFETY: the caller's duties are the system's allocator's.
         unsafe { System.alloc(layout) }
     }
@@ -38,7 +54,7 @@ unsafe impl GlobalAlloc for Counting {
     ///
     /// - As for the system's allocator.
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        note();
         // SAFETY: the caller's duties are the system's allocator's.
         unsafe { System.realloc(pointer, layout, size) }
     }

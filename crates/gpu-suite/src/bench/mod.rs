@@ -14,7 +14,7 @@ mod submission;
 use anyhow::Result;
 use clap::ValueEnum;
 
-use crate::rig::Rig;
+use crate::{nccl, rig::Rig};
 
 /// What is measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -27,13 +27,17 @@ pub(crate) enum Part {
     RoundTrip,
     /// Finding devices and their links.
     Discovery,
+    /// What a call of `nccl-rs` costs the host.
+    Nccl,
     /// Bandwidth as `measure` reports it, beside raw copies.
     Pairs,
 }
 
 pub(crate) fn run(part: Part) -> Result<()> {
-    if part == Part::Discovery {
-        return discovery::run();
+    match part {
+        Part::Discovery => return discovery::run(),
+        Part::Nccl => return nccl::bench(),
+        _ => {}
     }
     let rig = Rig::open()?;
     rig.describe()?;
@@ -42,6 +46,6 @@ pub(crate) fn run(part: Part) -> Result<()> {
         Part::Resident => resident::run(&rig),
         Part::RoundTrip => round_trip::run(&rig),
         Part::Pairs => pairs::run(&rig),
-        Part::Discovery => Ok(()),
+        Part::Discovery | Part::Nccl => Ok(()),
     }
 }

@@ -16,9 +16,10 @@ use serde_json::json;
 
 use crate::rig::{NotRun, Rig, report, say};
 
-type Check = (&'static str, fn(&Rig) -> Result<()>);
+/// A name, and what is checked with something to work with.
+pub(crate) type Check<T> = (&'static str, fn(&T) -> Result<()>);
 
-const CHECKS: &[Check] = &[
+const CHECKS: &[Check<Rig>] = &[
     ("code that does not fit is refused", code::refused),
     ("CUDA C is compiled, and what is wrong with it is told", code::compiled),
     ("machine code of the driver's own is loaded and runs", code::machine_code),
@@ -44,7 +45,7 @@ const CHECKS: &[Check] = &[
 ];
 
 /// Each of these happens in a process of its own, to which the devices may be lost.
-const FAULTS: &[Check] = &[
+const FAULTS: &[Check<Rig>] = &[
     ("a trap loses the devices of its process and no others", faults::trap),
     ("a store to no memory loses the devices of its process and no others", faults::stray_store),
     ("a process ends while its kernel goes on", faults::long_kernel),
@@ -89,13 +90,13 @@ pub(crate) fn fault(rig: &Rig) -> Result<()> {
     all(rig, FAULTS)
 }
 
-fn all(rig: &Rig, checks: &[Check]) -> Result<()> {
+pub(crate) fn all<T>(rig: &T, checks: &[Check<T>]) -> Result<()> {
     let failed = checks.iter().filter(|check| matches!(outcome(rig, check), Outcome::Failed(_))).count();
     ensure!(failed == 0, "{failed} checks failed");
     Ok(())
 }
 
-fn outcome(rig: &Rig, (name, check): &Check) -> Outcome {
+fn outcome<T>(rig: &T, (name, check): &Check<T>) -> Outcome {
     let start = Instant::now();
     let outcome = Outcome::of(&check(rig));
     let ms = start.elapsed().as_secs_f64() * 1e3;

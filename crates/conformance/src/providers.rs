@@ -1,6 +1,7 @@
 //! The devices the suite runs on.
 
 use std::{
+    cell::RefCell,
     sync::{Arc, Mutex, OnceLock},
     time::Duration,
 };
@@ -9,6 +10,7 @@ use warpweft_core_types::{Backend, Device, Features, LinkClass, OpenError};
 use warpweft_cuda::{CudaBackend, CudaConfig};
 use warpweft_host::{HostBackend, HostDeviceConfig, LinkSpec};
 use warpweft_stand_in_cuda::StandIn;
+use warpweft_vulkan::{Messages, VulkanBackend, VulkanConfig};
 use warpweft_wrappers::{FaultConfig, FaultyBackend, TracingBackend, ValidatingBackend};
 
 use crate::harness::{Opener, Provider};
@@ -41,6 +43,9 @@ pub(crate) fn all() -> Vec<Provider> {
         Provider::new("host + cuda, stand-in", "stand-in", vec![two_hosts, stand_in_gpus]),
         cuda("cuda", vec![gpus]),
         cuda("host + cuda", vec![two_hosts, gpus]),
+        vulkan("vulkan", vec![four_vulkan]),
+        vulkan("vulkan, unmapped", vec![two_unmapped_vulkan]),
+        vulkan("host + vulkan", vec![two_hosts, two_vulkan]),
     ]
 }
 
@@ -61,6 +66,52 @@ fn cuda(label: &'static str, open: Vec<Opener>) -> Provider {
         loses_devices: true,
         ..Provider::new(label, "cuda", open)
     }
+}
+
+/// Devices of whatever Vulkan driver the loader finds, checked by the validation layer where that is there.
+fn vulkan(label: &'static str, open: Vec<Opener>) -> Provider {
+    Provider {
+        is_there: || VulkanBackend::new().map(drop).map_err(|error| error.to_string()),
+        complaints,
+        unsupported: &[(
+            "kernel::a_failure_stays_in_its_queue",
+            "a shader has no way to fail: Vulkan knows no traps, and an access out of bounds may take the process",
+        )],
+        ..Provider::new(label, "vulkan", open)
+    }
+}
+
+fn four_vulkan() -> Result<Arc<dyn Backend>, OpenError> {
+    validated(VulkanConfig::default().with_copies(4))
+}
+
+fn two_vulkan() -> Result<Arc<dyn Backend>, OpenError> {
+    validated(VulkanConfig::default().with_copies(2))
+}
+
+/// Device memory that the host does not reach, as on discrete GPUs.
+fn two_unmapped_vulkan() -> Result<Arc<dyn Backend>, OpenError> {
+    validated(VulkanConfig::default().with_copies(2).with_unmapped_memory())
+}
+
+fn validated(config: VulkanConfig) -> Result<Arc<dyn Backend>, OpenError> {
+    let backend = match VulkanBackend::with_config(&config.clone().with_validation()) {
+        Ok(backend) => backend,
+        // The layer is a package of its own.
+        Err(OpenError::Unavailable { .. }) => VulkanBackend::with_config(&config)?,
+        Err(error) => return Err(error),
+    };
+    MESSAGES.with_borrow_mut(|messages| messages.push(backend.messages()));
+    Ok(Arc::new(backend))
+}
+
+thread_local! {
+    /// What the validation layer says about the backends that this thread opened for its case.
+    static MESSAGES: RefCell<Vec<Messages>> = const { RefCell::new(Vec::new()) };
+}
+
+fn complaints() -> Vec<String> {
+    MESSAGES.take().iter().flat_map(Messages::all).collect()
 }
 
 /// The CUDA backend on a driver that is made of host threads.

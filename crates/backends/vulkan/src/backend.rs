@@ -127,22 +127,20 @@ impl Backend for VulkanBackend {
     }
 }
 
-/// The devices of the seam: so many for each physical one.
+/// The devices of the seam: the first copy of each physical device, then the second ones, so that neighbours differ.
 fn slots(usable: &[Physical], copies: u32) -> Vec<Slot> {
-    let pairs = usable.iter().flat_map(|physical| {
-        let used = Arc::new(Used::default());
-        (0..copies).map(move |copy| (physical, copy, Arc::clone(&used)))
-    });
+    let used: Vec<_> = usable.iter().map(|_| Arc::new(Used::default())).collect();
+    let pairs = (0..copies).flat_map(|copy| usable.iter().zip(&used).map(move |pair| (pair, copy)));
     let devices: Vec<_> = (0..)
         .zip(pairs)
-        .map(|(ordinal, (physical, copy, used))| (physical, info(physical, ordinal, copy), used))
+        .map(|(ordinal, ((physical, used), copy))| (physical, info(physical, ordinal, copy), used))
         .collect();
     let within_reach = |own: &Physical, id: DeviceId| -> Vec<DeviceId> {
         let reaches = |other: &Physical| own.capabilities.shares_silicon(&other.capabilities);
         let others = devices.iter().filter(|(other, info, _)| info.id != id && reaches(other));
         others.map(|(_, info, _)| info.id).collect()
     };
-    let slot = |(physical, info, used): &(&Physical, DeviceInfo, Arc<Used>)| Slot {
+    let slot = |(physical, info, used): &(&Physical, DeviceInfo, &Arc<Used>)| Slot {
         facts: Facts {
             within_reach: within_reach(physical, info.id),
             info: info.clone(),

@@ -9,7 +9,7 @@ use warpweft_core_types::{DeviceKind, DeviceUuid, PciAddress};
 use crate::instance::Instance;
 
 /// At least as many bytes are mapped together on every system we run on.
-const PAGE: u64 = 4096;
+pub(crate) const PAGE: u64 = 4096;
 
 /// Queues of a device that are used: more of them than seldom run side by side.
 const MOST_QUEUES: u32 = 8;

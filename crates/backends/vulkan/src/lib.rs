@@ -105,6 +105,7 @@
 //! may do anything.
 
 mod backend;
+mod block;
 mod capability;
 mod clock;
 mod config;
@@ -115,6 +116,7 @@ mod graph;
 mod instance;
 mod memory;
 mod module;
+mod pages;
 mod pipeline;
 mod probe;
 mod queue;

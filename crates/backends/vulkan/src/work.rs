@@ -121,7 +121,7 @@ impl Tools {
             return Ok(());
         }
         if self.within_reach.contains(&owner) {
-            // What was imported there is not handed on.
+            // What was imported there by descriptor is not handed on.
             let passes = buffer.can_be_passed_on();
             return passes.then_some(()).ok_or(SubmitError::Foreign { what: "buffer", owner, device });
         }

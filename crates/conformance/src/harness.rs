@@ -254,6 +254,7 @@ fn check_requirement(required: &Requirement, providers: &[Provider]) -> Verdict 
         .iter()
         .find(|provider| provider.backend == required.backend)
         .ok_or_else(|| format!("this suite knows no backend {:?}", required.backend))?;
+    let _turn = provider.turn.map(|turn| turn.lock().unwrap_or_else(PoisonError::into_inner));
     let [backend, ..] = &*provider.opened()? else { return Err("the provider opens nothing".into()) };
     let found = backend.devices()?.len();
     if found < required.devices as usize {

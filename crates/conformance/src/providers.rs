@@ -6,14 +6,17 @@ use std::{
     time::Duration,
 };
 
-use warpweft_core_types::{Backend, Device, Features, LinkClass, OpenError};
+use warpweft_core_types::{Backend, Deadline, Device, Features, LinkClass, OpenError};
 use warpweft_cuda::{CudaBackend, CudaConfig};
 use warpweft_host::{HostBackend, HostDeviceConfig, LinkSpec};
 use warpweft_stand_in_cuda::StandIn;
 use warpweft_vulkan::{Messages, VulkanBackend, VulkanConfig};
 use warpweft_wrappers::{FaultConfig, FaultyBackend, TracingBackend, ValidatingBackend};
 
-use crate::harness::{Opener, Provider};
+use crate::{
+    context::PATIENCE,
+    harness::{Opener, Provider},
+};
 
 /// Every provider, those first that are there on every machine.
 pub(crate) fn all() -> Vec<Provider> {
@@ -70,8 +73,15 @@ fn cuda(label: &'static str, open: Vec<Opener>) -> Provider {
 
 /// Devices of whatever Vulkan driver the loader finds, checked by the validation layer where that is there.
 fn vulkan(label: &'static str, open: Vec<Opener>) -> Provider {
+    // The layer of 1.3.239 crashes where instances of several threads come and go.
+    static TURN: Mutex<()> = Mutex::new(());
     Provider {
-        is_there: || VulkanBackend::new().map(drop).map_err(|error| error.to_string()),
+        turn: Some(&TURN),
+        // Drivers that cannot be relied on are found when a device is opened.
+        is_there: || {
+            let opened = VulkanBackend::new().and_then(|backend| backend.open(0, Features::empty()));
+            opened.map(drop).map_err(|error| error.to_string())
+        },
         complaints,
         unsupported: &[(
             "kernel::a_failure_stays_in_its_queue",
@@ -110,8 +120,17 @@ thread_local! {
     static MESSAGES: RefCell<Vec<Messages>> = const { RefCell::new(Vec::new()) };
 }
 
+/// What was said until the end: work under way keeps devices for a moment after a case.
 fn complaints() -> Vec<String> {
-    MESSAGES.take().iter().flat_map(Messages::all).collect()
+    let messages = MESSAGES.take();
+    let deadline = Deadline::within(PATIENCE);
+    while !messages.iter().all(Messages::are_complete) {
+        if deadline.is_past() {
+            return vec!["a device was not closed".to_owned()];
+        }
+        std::thread::yield_now();
+    }
+    messages.iter().flat_map(Messages::all).collect()
 }
 
 /// The CUDA backend on a driver that is made of host threads.

@@ -28,7 +28,7 @@ pub(crate) const NAME: &str = "vulkan";
 pub struct VulkanBackend {
     slots: Vec<Slot>,
     skipped: Vec<String>,
-    reactor: ReactorOwner,
+    reactor: Arc<ReactorOwner>,
     instance: Arc<Instance>,
 }
 
@@ -78,7 +78,7 @@ impl VulkanBackend {
         }
         let reactor = ReactorOwner::start()
             .map_err(|error| OpenError::NoThread { what: NAME.to_owned(), reason: error.to_string() })?;
-        Ok(Self { slots: slots(&usable, config.copies), skipped, reactor, instance })
+        Ok(Self { slots: slots(&usable, config.copies), skipped, reactor: Arc::new(reactor), instance })
     }
 
     /// What a device can do; `None` for one that is not there.
@@ -89,7 +89,7 @@ impl VulkanBackend {
     /// What the validation layer says, where [`VulkanConfig::with_validation`] asked for it. The list goes on after the
     /// backend is gone, with what the layer says about its end.
     pub fn messages(&self) -> Messages {
-        self.instance.messages.clone()
+        self.instance.messages()
     }
 
     /// Devices of the drivers' that cannot be used, each with the reason.
@@ -121,7 +121,7 @@ impl Backend for VulkanBackend {
         if let Some(device) = open.upgrade() {
             return Ok(device);
         }
-        let device = VulkanDevice::open(&self.instance, self.reactor.shared(), &slot.facts)?;
+        let device = VulkanDevice::open(&self.instance, &self.reactor, &slot.facts)?;
         *open = Arc::downgrade(&device);
         Ok(device)
     }

@@ -27,7 +27,7 @@ use crate::{
     module::{Loader, VulkanModule},
     probe,
     queue::{QueueCore, VulkanQueue},
-    reactor::Reactor,
+    reactor::ReactorOwner,
     resident::{Budget, Quarters, ResidentCore, VulkanResident},
     semaphore::VulkanSemaphore,
     service::Service,
@@ -83,7 +83,8 @@ pub(crate) struct VulkanDevice {
     tools: Arc<Tools>,
     clock: Clock,
     scratch: VulkanBuffer,
-    reactor: Arc<Reactor>,
+    /// The thread that looks after queues goes on while there is a device, whatever became of the backend.
+    reactor: Arc<ReactorOwner>,
     budget: Arc<Budget>,
     ways: Arc<AtomicU32>,
     queue_count: AtomicU32,
@@ -96,7 +97,7 @@ pub(crate) struct VulkanDevice {
 impl VulkanDevice {
     pub(crate) fn open(
         instance: &Arc<Instance>,
-        reactor: &Arc<Reactor>,
+        reactor: &Arc<ReactorOwner>,
         facts: &Facts,
     ) -> Result<Arc<Self>, OpenError> {
         let gpu = Gpu::create(instance, &facts.physical, facts.info.id).map_err(OpenError::Driver)?;
@@ -182,7 +183,8 @@ impl Device for VulkanDevice {
         let device = self.handle().map_err(OpenError::Failed)?;
         // Relaxed: a number that orders nothing.
         let number = self.queue_count.fetch_add(1, Ordering::Relaxed);
-        let core = QueueCore::new(&self.tools, &self.reactor, number, desc).map_err(OpenError::Driver)?;
+        let core =
+            QueueCore::new(&self.tools, self.reactor.shared(), number, desc).map_err(OpenError::Driver)?;
         let mut queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
         queues.retain(|queue| queue.strong_count() > 0);
         queues.push(Arc::downgrade(&core));
@@ -192,7 +194,7 @@ impl Device for VulkanDevice {
 
     fn create_semaphore(&self, initial: u64) -> Result<Arc<dyn Semaphore>, OpenError> {
         self.alive()?;
-        Ok(Arc::new(VulkanSemaphore::new(self.id(), initial, &self.reactor)))
+        Ok(Arc::new(VulkanSemaphore::new(self.id(), initial, self.reactor.shared())))
     }
 
     fn load(&self, code: &KernelCode) -> Result<Arc<dyn Module>, LoadError> {

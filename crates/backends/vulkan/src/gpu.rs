@@ -1,6 +1,7 @@
 //! A `VkDevice` with its queues, and what a failed call means for it.
 
 use std::{
+    collections::BTreeMap,
     fmt,
     sync::{
         Arc, Mutex, OnceLock, PoisonError,
@@ -27,6 +28,9 @@ pub(crate) struct Gpu {
     pub(crate) by_pointer: Option<ext::external_memory_host::Device>,
     pub(crate) calibrated: Option<ext::calibrated_timestamps::Device>,
     pub(crate) pipelines: vk::PipelineCache,
+    /// Layouts of sets of buffers, by how many buffers they have. They live as long as the device, so that sets made
+    /// with them can be written again whatever became of their kernel.
+    set_layouts: Mutex<BTreeMap<u32, vk::DescriptorSetLayout>>,
     /// The driver takes one submission at a time for each.
     queues: Vec<Mutex<vk::Queue>>,
     next_queue: AtomicUsize,
@@ -80,6 +84,7 @@ impl Gpu {
                 .calibrated_timestamps
                 .then(|| ext::calibrated_timestamps::Device::new(entry, &raw)),
             pipelines: vk::PipelineCache::null(),
+            set_layouts: Mutex::default(),
             queues,
             next_queue: AtomicUsize::new(0),
             failure: OnceLock::new(),
@@ -96,6 +101,30 @@ impl Gpu {
 
     pub(crate) const fn capabilities(&self) -> &Capabilities {
         &self.physical.capabilities
+    }
+
+    /// The layout of a set of so many buffers.
+    #[expect(unsafe_code, reason = "calls the driver")]
+    pub(crate) fn set_layout(&self, buffers: u32) -> Result<vk::DescriptorSetLayout, DriverError> {
+        // Nothing but the driver runs under the lock.
+        let mut layouts = self.set_layouts.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(&layout) = layouts.get(&buffers) {
+            return Ok(layout);
+        }
+        let binding = |index| {
+            vk::DescriptorSetLayoutBinding::default()
+                .binding(index)
+                .descriptor_type(vk::DescriptorType::STORAGE_BUFFER)
+                .descriptor_count(1)
+                .stage_flags(vk::ShaderStageFlags::COMPUTE)
+        };
+        let bindings: SmallVec<[_; 8]> = (0..buffers).map(binding).collect();
+        let info = vk::DescriptorSetLayoutCreateInfo::default().bindings(&bindings);
+        // SAFETY: the device is live, and binds as many buffers (`Shader::entry`).
+        let layout = unsafe { self.raw.create_descriptor_set_layout(&info, None) };
+        let layout = layout.map_err(failed("vkCreateDescriptorSetLayout"))?;
+        layouts.insert(buffers, layout);
+        Ok(layout)
     }
 
     /// The queue of the driver's that a new queue of ours uses: by turns.
@@ -204,6 +233,10 @@ impl fmt::Debug for Gpu {
 impl Drop for Gpu {
     #[expect(unsafe_code, reason = "destroys the device")]
     fn drop(&mut self) {
+        for layout in self.set_layouts.get_mut().unwrap_or_else(PoisonError::into_inner).values() {
+            // SAFETY: created by `set_layout`, destroyed once; sets and pipelines are gone, since they held the device.
+            unsafe { self.raw.destroy_descriptor_set_layout(*layout, None) };
+        }
         // SAFETY: the cache is this device's and nobody's else; a null handle is let be.
         unsafe { self.raw.destroy_pipeline_cache(self.pipelines, None) };
         // SAFETY: everything made of the device holds it, so nothing is left and nothing runs: submissions are

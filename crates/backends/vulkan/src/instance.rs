@@ -3,7 +3,7 @@
 use std::{
     ffi::{CStr, c_void},
     fmt,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
 };
 
 use ash::{ext, vk};
@@ -14,9 +14,14 @@ use crate::{backend::NAME, config::VulkanConfig};
 /// The layer that checks calls.
 const VALIDATION: &CStr = c"VK_LAYER_KHRONOS_validation";
 
+type List = Mutex<Vec<String>>;
+
 /// What the validation layer said so far, oldest first. Clones share one list, which outlives the backend.
-#[derive(Debug, Clone, Default)]
-pub struct Messages(Arc<Mutex<Vec<String>>>);
+#[derive(Debug, Clone)]
+pub struct Messages {
+    list: Arc<List>,
+    instance: Weak<Instance>,
+}
 
 impl Messages {
     /// The errors and warnings so far.
@@ -24,9 +29,15 @@ impl Messages {
         self.lock().clone()
     }
 
+    /// Whether nothing more will come: the backend is gone, and everything that was opened with it. Work that is under
+    /// way keeps its device for a moment longer.
+    pub fn are_complete(&self) -> bool {
+        self.instance.strong_count() == 0
+    }
+
     fn lock(&self) -> MutexGuard<'_, Vec<String>> {
         // Nothing but a push or a clone runs under the lock.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.list.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -43,7 +54,7 @@ pub(crate) fn unavailable(missing: impl Into<String>) -> OpenError {
 pub(crate) struct Instance {
     pub(crate) raw: ash::Instance,
     messenger: Option<(ext::debug_utils::Instance, vk::DebugUtilsMessengerEXT)>,
-    pub(crate) messages: Messages,
+    messages: Arc<List>,
     /// After the instance: its functions are in the library that this keeps loaded.
     _entry: ash::Entry,
 }
@@ -58,7 +69,7 @@ impl Instance {
         if config.validation {
             require_layer(&entry)?;
         }
-        let messages = Messages::default();
+        let messages = Arc::<List>::default();
         let raw = create(&entry, config, &messages)?;
         let messenger = config.validation.then(|| listen(&entry, &raw, &messages)).transpose();
         let messenger = match messenger {
@@ -69,6 +80,11 @@ impl Instance {
             }
         };
         Ok(Arc::new(Self { raw, messenger, messages, _entry: entry }))
+    }
+
+    /// What the layer says from now on, too.
+    pub(crate) fn messages(self: &Arc<Self>) -> Messages {
+        Messages { list: Arc::clone(&self.messages), instance: Arc::downgrade(self) }
     }
 
     #[expect(unsafe_code, reason = "asks the loader")]
@@ -128,7 +144,7 @@ fn require_layer(entry: &ash::Entry) -> Result<(), OpenError> {
 fn create(
     entry: &ash::Entry,
     config: &VulkanConfig,
-    messages: &Messages,
+    messages: &Arc<List>,
 ) -> Result<ash::Instance, OpenError> {
     let application =
         vk::ApplicationInfo::default().application_name(c"warpweft").api_version(vk::API_VERSION_1_3);
@@ -159,20 +175,20 @@ pub(crate) const NO_DRIVER: &str = "a Vulkan driver: a GPU's own, or a software 
                                     mesa-vulkan-drivers); VK_DRIVER_FILES names the manifest of a driver that \
                                     is not installed";
 
-fn messenger_info(messages: &Messages) -> vk::DebugUtilsMessengerCreateInfoEXT<'static> {
+fn messenger_info(messages: &Arc<List>) -> vk::DebugUtilsMessengerCreateInfoEXT<'static> {
     use vk::{DebugUtilsMessageSeverityFlagsEXT as Severity, DebugUtilsMessageTypeFlagsEXT as Kind};
     vk::DebugUtilsMessengerCreateInfoEXT::default()
         .message_severity(Severity::ERROR | Severity::WARNING)
         .message_type(Kind::VALIDATION)
         .pfn_user_callback(Some(note))
-        .user_data(Arc::as_ptr(&messages.0).cast_mut().cast())
+        .user_data(Arc::as_ptr(messages).cast_mut().cast())
 }
 
 #[expect(unsafe_code, reason = "calls the layer")]
 fn listen(
     entry: &ash::Entry,
     instance: &ash::Instance,
-    messages: &Messages,
+    messages: &Arc<List>,
 ) -> Result<(ext::debug_utils::Instance, vk::DebugUtilsMessengerEXT), DriverError> {
     let functions = ext::debug_utils::Instance::new(entry, instance);
     // SAFETY: the instance is live and was created with the extension; the list of messages outlives it.
@@ -196,7 +212,7 @@ unsafe extern "system" fn note(
     // SAFETY: the layer hands out a structure that lives until this returns.
     let text = unsafe { data.as_ref() }.map(|data| data.p_message).filter(|text| !text.is_null());
     // SAFETY: `user` is what `messenger_info` gave, the list that outlives the messenger.
-    let list = unsafe { user.cast::<Mutex<Vec<String>>>().as_ref() };
+    let list = unsafe { user.cast::<List>().as_ref() };
     if let (Some(text), Some(list)) = (text, list) {
         // SAFETY: it is not null, and a string that ends with a zero by the layer's contract.
         let text = unsafe { CStr::from_ptr(text) };

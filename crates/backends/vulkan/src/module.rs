@@ -104,7 +104,9 @@ impl VulkanKernel {
     ) -> Result<Arc<Self>, DriverError> {
         let is_buffer = |param: &&Param| matches!(param, Param::Buffer { .. });
         let buffers = contract.params.iter().filter(is_buffer).count();
-        let pipeline = Pipeline::create(loader.gpu, &contract.name, entry, buffers)?;
+        // No device binds more (`Shader::entry`).
+        let count = u32::try_from(buffers).unwrap_or(u32::MAX);
+        let pipeline = Pipeline::create(loader.gpu, &contract.name, entry, count)?;
         warm(loader, &pipeline, buffers)?;
         Ok(Arc::new(Self {
             gpu: Arc::clone(loader.gpu),

@@ -17,8 +17,7 @@ pub(crate) struct Pipeline {
     gpu: Arc<Gpu>,
     raw: vk::Pipeline,
     layout: vk::PipelineLayout,
-    buffers: vk::DescriptorSetLayout,
-    slice: vk::DescriptorSetLayout,
+    takes_slice: bool,
     scalars: Vec<ScalarPlace>,
     scalar_bytes: u32,
 }
@@ -32,31 +31,26 @@ impl Pipeline {
         gpu: &Arc<Gpu>,
         name: &str,
         entry: &Entry,
-        buffers: usize,
+        buffers: u32,
     ) -> Result<Arc<Self>, DriverError> {
         // Dropping it destroys what was made so far; the driver lets null handles be.
         let mut pipeline = Self {
             gpu: Arc::clone(gpu),
             raw: vk::Pipeline::null(),
             layout: vk::PipelineLayout::null(),
-            buffers: vk::DescriptorSetLayout::null(),
-            slice: vk::DescriptorSetLayout::null(),
+            takes_slice: entry.takes_slice,
             scalars: entry.scalars.clone(),
             scalar_bytes: entry.scalar_bytes,
         };
-        pipeline.buffers = set_layout(gpu, buffers)?;
-        if entry.takes_slice {
-            pipeline.slice = set_layout(gpu, 1)?;
-        }
-        pipeline.layout = pipeline.make_layout()?;
+        pipeline.layout = pipeline.make_layout(buffers)?;
         pipeline.raw = pipeline.compile(name, &entry.words)?;
         Ok(Arc::new(pipeline))
     }
 
     #[expect(unsafe_code, reason = "calls the driver")]
-    fn make_layout(&self) -> Result<vk::PipelineLayout, DriverError> {
-        let sets = [self.buffers, self.slice];
-        let sets = if self.slice().is_some() { &sets[..] } else { &sets[..1] };
+    fn make_layout(&self, buffers: u32) -> Result<vk::PipelineLayout, DriverError> {
+        let sets = [self.gpu.set_layout(buffers)?, self.gpu.set_layout(1)?];
+        let sets = if self.takes_slice { &sets[..] } else { &sets[..1] };
         let ranges = [vk::PushConstantRange {
             stage_flags: vk::ShaderStageFlags::COMPUTE,
             offset: 0,
@@ -104,13 +98,9 @@ impl Pipeline {
         self.layout
     }
 
-    pub(crate) const fn buffers(&self) -> vk::DescriptorSetLayout {
-        self.buffers
-    }
-
-    /// The layout of the set with the words of a slice, for kernels that have one.
-    pub(crate) fn slice(&self) -> Option<vk::DescriptorSetLayout> {
-        (self.slice != vk::DescriptorSetLayout::null()).then_some(self.slice)
+    /// Whether the kernel is given the words of a slice, as a second set.
+    pub(crate) const fn takes_slice(&self) -> bool {
+        self.takes_slice
     }
 
     /// The values among a launch's arguments, each in its place.
@@ -135,23 +125,6 @@ impl Pipeline {
     }
 }
 
-/// A set of so many buffers.
-#[expect(unsafe_code, reason = "calls the driver")]
-fn set_layout(gpu: &Gpu, buffers: usize) -> Result<vk::DescriptorSetLayout, DriverError> {
-    let binding = |index| {
-        vk::DescriptorSetLayoutBinding::default()
-            .binding(index)
-            .descriptor_type(vk::DescriptorType::STORAGE_BUFFER)
-            .descriptor_count(1)
-            .stage_flags(vk::ShaderStageFlags::COMPUTE)
-    };
-    let bindings: SmallVec<[_; 8]> = (0..).take(buffers).map(binding).collect();
-    let info = vk::DescriptorSetLayoutCreateInfo::default().bindings(&bindings);
-    // SAFETY: the device is live, and binds as many buffers (`Shader::entry`).
-    let layout = unsafe { gpu.raw.create_descriptor_set_layout(&info, None) };
-    layout.map_err(failed("vkCreateDescriptorSetLayout"))
-}
-
 impl fmt::Debug for Pipeline {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Pipeline({})", self.gpu.id)
@@ -166,9 +139,5 @@ impl Drop for Pipeline {
         unsafe { device.destroy_pipeline(self.raw, None) };
         // SAFETY: as above.
         unsafe { device.destroy_pipeline_layout(self.layout, None) };
-        for layout in [self.buffers, self.slice] {
-            // SAFETY: as above.
-            unsafe { device.destroy_descriptor_set_layout(layout, None) };
-        }
     }
 }

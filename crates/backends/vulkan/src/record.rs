@@ -8,9 +8,8 @@ use warpweft_core_types::DriverError;
 
 use crate::{gpu::Gpu, instance::failed, memory::Span, pipeline::Pipeline};
 
-/// Sets of descriptors of one pool, and buffers of all of them together.
-const SETS: u32 = 64;
-const SET_BUFFERS: u32 = 512;
+/// Sets of descriptors of one pool.
+const SETS: u32 = 16;
 
 /// Queries of one pool.
 const STAMPS: u32 = 64;
@@ -21,17 +20,18 @@ pub(crate) struct Recording {
     pool: vk::CommandPool,
     commands: vk::CommandBuffer,
     level: vk::CommandBufferLevel,
-    sets: Vec<SetPool>,
+    sets: Vec<Sets>,
     queries: Vec<vk::QueryPool>,
     stamps: u32,
 }
 
-/// A pool of sets of descriptors and what is left in it.
-#[derive(Debug)]
-struct SetPool {
-    raw: vk::DescriptorPool,
-    capacity: (u32, u32),
-    left: (u32, u32),
+/// Sets for so many buffers. They are made once and written again each time: some drivers take long to make one.
+#[derive(Debug, Default)]
+struct Sets {
+    buffers: u32,
+    pools: Vec<vk::DescriptorPool>,
+    sets: Vec<vk::DescriptorSet>,
+    used: usize,
 }
 
 /// Stages and accesses of everything that we record.
@@ -93,14 +93,7 @@ impl Recording {
         // SAFETY: the pool is this recording's alone, and nothing of it is under way (the caller's duty).
         unsafe { device.reset_command_pool(self.pool, vk::CommandPoolResetFlags::empty()) }
             .map_err(failed("vkResetCommandPool"))?;
-        for pool in &mut self.sets {
-            if pool.left != pool.capacity {
-                // SAFETY: as above.
-                unsafe { device.reset_descriptor_pool(pool.raw, vk::DescriptorPoolResetFlags::empty()) }
-                    .map_err(failed("vkResetDescriptorPool"))?;
-                pool.left = pool.capacity;
-            }
-        }
+        self.sets.iter_mut().for_each(|sets| sets.used = 0);
         self.stamps = 0;
         let inheritance = vk::CommandBufferInheritanceInfo::default();
         let info = vk::CommandBufferBeginInfo::default().inheritance_info(&inheritance);
@@ -213,18 +206,24 @@ impl Recording {
         scalars: &[u8],
         workgroups: [u32; 3],
     ) -> Result<(), DriverError> {
+        // An empty set is not bound: the kernel looks at nothing of it.
+        let first = u32::from(buffers.is_empty());
         let mut sets: SmallVec<[vk::DescriptorSet; 2]> = SmallVec::new();
-        sets.push(self.set(pipeline.buffers(), buffers)?);
-        if let (Some(layout), Some(slice)) = (pipeline.slice(), slice) {
-            sets.push(self.set(layout, &[slice])?);
+        if !buffers.is_empty() {
+            sets.push(self.set(buffers)?);
+        }
+        if let Some(slice) = slice.filter(|_| pipeline.takes_slice()) {
+            sets.push(self.set(&[slice])?);
         }
         let (device, commands, layout) = (&self.gpu.raw, self.commands, pipeline.layout());
         let point = vk::PipelineBindPoint::COMPUTE;
         // SAFETY: the buffer is being recorded; the pipeline is of this device and lives until the work is over (the
         // duty of whoever submits).
         unsafe { device.cmd_bind_pipeline(commands, point, pipeline.raw()) };
-        // SAFETY: the sets were allocated with the layouts that the pipeline's was made of.
-        unsafe { device.cmd_bind_descriptor_sets(commands, point, layout, 0, &sets, &[]) };
+        if !sets.is_empty() {
+            // SAFETY: the sets were allocated with the layouts that the pipeline's was made of.
+            unsafe { device.cmd_bind_descriptor_sets(commands, point, layout, first, &sets, &[]) };
+        }
         if !scalars.is_empty() {
             let stage = vk::ShaderStageFlags::COMPUTE;
             // SAFETY: the layout has a range of as many bytes from 0 on (`Pipeline::scalars` made them).
@@ -245,18 +244,8 @@ impl Recording {
 
     /// A set of descriptors for these buffers.
     #[expect(unsafe_code, reason = "calls the driver")]
-    fn set(
-        &mut self,
-        layout: vk::DescriptorSetLayout,
-        buffers: &[Span],
-    ) -> Result<vk::DescriptorSet, DriverError> {
-        let count = u32::try_from(buffers.len()).unwrap_or(u32::MAX);
-        let pool = self.set_pool(count)?;
-        let layouts = [layout];
-        let info = vk::DescriptorSetAllocateInfo::default().descriptor_pool(pool).set_layouts(&layouts);
-        // SAFETY: the pool is this recording's and has room (`set_pool`); the layout is live.
-        let sets = unsafe { self.gpu.raw.allocate_descriptor_sets(&info) };
-        let set = sets.map_err(failed("vkAllocateDescriptorSets"))?.first().copied().unwrap_or_default();
+    fn set(&mut self, buffers: &[Span]) -> Result<vk::DescriptorSet, DriverError> {
+        let set = self.next_set(u32::try_from(buffers.len()).unwrap_or(u32::MAX))?;
         let infos: SmallVec<[[vk::DescriptorBufferInfo; 1]; 8]> = buffers
             .iter()
             .map(|span| {
@@ -274,29 +263,47 @@ impl Recording {
                     .buffer_info(info)
             })
             .collect();
-        // SAFETY: the set is new; each range lies within its buffer, is no larger than the device binds, and starts
+        // SAFETY: nothing under way uses the set (`begin`); each range lies within its buffer, is no larger than the device binds, and starts
         // where it allows (`check_launch`).
         unsafe { self.gpu.raw.update_descriptor_sets(&writes, &[]) };
         Ok(set)
     }
 
-    /// A pool with room for one more set of so many buffers.
-    #[expect(unsafe_code, reason = "calls the driver")]
-    fn set_pool(&mut self, buffers: u32) -> Result<vk::DescriptorPool, DriverError> {
-        let has_room = |pool: &&mut SetPool| pool.left.0 > 0 && pool.left.1 >= buffers;
-        if let Some(pool) = self.sets.iter_mut().find(has_room) {
-            pool.left = (pool.left.0 - 1, pool.left.1 - buffers);
-            return Ok(pool.raw);
+    /// A set for so many buffers that is not used in this recording yet.
+    fn next_set(&mut self, buffers: u32) -> Result<vk::DescriptorSet, DriverError> {
+        let known = self.sets.iter().position(|sets| sets.buffers == buffers);
+        let position = known.unwrap_or(self.sets.len());
+        if known.is_none() {
+            self.sets.push(Sets { buffers, ..Sets::default() });
         }
-        let capacity = (SETS, SET_BUFFERS.max(buffers));
-        let sizes =
-            [vk::DescriptorPoolSize { ty: vk::DescriptorType::STORAGE_BUFFER, descriptor_count: capacity.1 }];
-        let info = vk::DescriptorPoolCreateInfo::default().max_sets(capacity.0).pool_sizes(&sizes);
+        let sets = &mut self.sets[position];
+        if sets.used == sets.sets.len() {
+            sets.grow(&self.gpu)?;
+        }
+        sets.used += 1;
+        Ok(sets.sets[sets.used - 1])
+    }
+}
+
+impl Sets {
+    /// Makes a pool of more sets.
+    #[expect(unsafe_code, reason = "calls the driver")]
+    fn grow(&mut self, gpu: &Gpu) -> Result<(), DriverError> {
+        let sizes = [vk::DescriptorPoolSize {
+            ty: vk::DescriptorType::STORAGE_BUFFER,
+            descriptor_count: SETS * self.buffers,
+        }];
+        let info = vk::DescriptorPoolCreateInfo::default().max_sets(SETS).pool_sizes(&sizes);
         // SAFETY: the device is live.
-        let raw = unsafe { self.gpu.raw.create_descriptor_pool(&info, None) };
-        let raw = raw.map_err(failed("vkCreateDescriptorPool"))?;
-        self.sets.push(SetPool { raw, capacity, left: (capacity.0 - 1, capacity.1 - buffers) });
-        Ok(raw)
+        let pool = unsafe { gpu.raw.create_descriptor_pool(&info, None) };
+        let pool = pool.map_err(failed("vkCreateDescriptorPool"))?;
+        self.pools.push(pool);
+        let layouts = [gpu.set_layout(self.buffers)?; SETS as usize];
+        let info = vk::DescriptorSetAllocateInfo::default().descriptor_pool(pool).set_layouts(&layouts);
+        // SAFETY: the pool is new and has room for as many sets of this layout, which lives as long as the device.
+        let sets = unsafe { gpu.raw.allocate_descriptor_sets(&info) };
+        self.sets.extend(sets.map_err(failed("vkAllocateDescriptorSets"))?);
+        Ok(())
     }
 }
 
@@ -312,9 +319,9 @@ impl Drop for Recording {
         let device = &self.gpu.raw;
         // SAFETY: whoever submits a recording holds it until the work is over; the pools are its alone.
         unsafe { device.destroy_command_pool(self.pool, None) };
-        for pool in &self.sets {
+        for pool in self.sets.iter().flat_map(|sets| &sets.pools) {
             // SAFETY: as above.
-            unsafe { device.destroy_descriptor_pool(pool.raw, None) };
+            unsafe { device.destroy_descriptor_pool(*pool, None) };
         }
         for pool in &self.queries {
             // SAFETY: as above.

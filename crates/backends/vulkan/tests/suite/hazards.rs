@@ -1,5 +1,7 @@
 //! The validation layer is listened to: a hazard that is planted is told.
 
+use std::sync::{Mutex, PoisonError};
+
 use warpweft_core_types::{
     Arg, BufferDesc, BufferView, CopyRegion, FillRegion, GraphNode, KernelContract, Launch, Op, OwnedOp,
     Param, PreparedGraph,
@@ -41,7 +43,12 @@ fn said(
         [&BufferView; 3],
     ) -> Result<[OwnedOp; 2], Need>,
 ) -> Result<Vec<String>, Need> {
+    // One instance with the layer at a time.
+    static TURN: Mutex<()> = Mutex::new(());
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let (backend, device) = open(&VulkanConfig::default().with_validation())?;
+    let messages = backend.messages();
+    drop(backend);
     let buffers = [(); 3].map(|()| memory(&device, BufferDesc::device(256)));
     let [a, b, c] = buffers;
     let (a, b, c) = (a?, b?, c?);
@@ -49,7 +56,11 @@ fn said(
     let nodes = [GraphNode::new(first, &[]), GraphNode::new(second, after)];
     let graph = PreparedGraph::new(device.as_ref(), &nodes)?;
     run(&device, Op::Replay(&graph))?;
-    Ok(backend.messages().all())
+    drop((graph, nodes, a, b, c, device));
+    while !messages.are_complete() {
+        std::thread::yield_now();
+    }
+    Ok(messages.all())
 }
 
 fn two_copies_without_an_edge_are_told() -> Verdict {

@@ -36,18 +36,21 @@ impl<E: fmt::Display> From<E> for Need {
     }
 }
 
-/// A missing loader or driver is a need that is missing; anything else a failure.
+/// A missing loader, driver or layer is a need that is missing; anything else a failure.
 pub(crate) fn open_backend(config: &VulkanConfig) -> Result<Arc<VulkanBackend>, Need> {
-    match VulkanBackend::with_config(config) {
-        Ok(backend) => Ok(Arc::new(backend)),
-        Err(OpenError::Unavailable { missing, .. }) => Err(Need::Missing(missing)),
-        Err(error) => Err(error.into()),
-    }
+    Ok(Arc::new(there(VulkanBackend::with_config(config))?))
+}
+
+fn there<T>(opened: Result<T, OpenError>) -> Result<T, Need> {
+    opened.map_err(|error| match error {
+        OpenError::Unavailable { missing, .. } => Need::Missing(missing),
+        error => error.into(),
+    })
 }
 
 pub(crate) fn open(config: &VulkanConfig) -> Result<(Arc<VulkanBackend>, Arc<dyn Device>), Need> {
     let backend = open_backend(config)?;
-    let device = backend.open(0, Features::empty())?;
+    let device = there(backend.open(0, Features::empty()))?;
     Ok((backend, device))
 }
 

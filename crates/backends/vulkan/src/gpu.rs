@@ -1,0 +1,246 @@
+//! A `VkDevice` with its queues, and what a failed call means for it.
+
+use std::{
+    collections::BTreeMap,
+    fmt,
+    sync::{
+        Arc, Mutex, OnceLock, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+
+use ash::{ext, khr, vk};
+use smallvec::SmallVec;
+use warpweft_core_types::{DeviceId, DriverError, Failure};
+
+use crate::{
+    capability::{Capabilities, Physical},
+    instance::{Instance, failed},
+    timeline::Ticket,
+};
+
+/// An open device of the driver's. Everything made of it holds it.
+pub(crate) struct Gpu {
+    pub(crate) raw: ash::Device,
+    pub(crate) id: DeviceId,
+    pub(crate) physical: Physical,
+    pub(crate) by_descriptor: Option<khr::external_memory_fd::Device>,
+    pub(crate) by_pointer: Option<ext::external_memory_host::Device>,
+    pub(crate) calibrated: Option<ext::calibrated_timestamps::Device>,
+    pub(crate) pipelines: vk::PipelineCache,
+    /// Layouts of sets of buffers, by how many buffers they have. They live as long as the device, so that sets made
+    /// with them can be written again whatever became of their kernel.
+    set_layouts: Mutex<BTreeMap<u32, vk::DescriptorSetLayout>>,
+    /// The driver takes one submission at a time for each.
+    queues: Vec<Mutex<vk::Queue>>,
+    next_queue: AtomicUsize,
+    failure: OnceLock<Arc<Failure>>,
+    /// After the device, which is the instance's.
+    pub(crate) instance: Arc<Instance>,
+}
+
+impl Gpu {
+    #[expect(unsafe_code, reason = "creates the device")]
+    pub(crate) fn create(
+        instance: &Arc<Instance>,
+        physical: &Physical,
+        id: DeviceId,
+    ) -> Result<Arc<Self>, DriverError> {
+        let capabilities = &physical.capabilities;
+        let priorities = vec![1.0; capabilities.queues as usize];
+        let queue_info = [vk::DeviceQueueCreateInfo::default()
+            .queue_family_index(physical.queue_family)
+            .queue_priorities(&priorities)];
+        let extensions: Vec<_> = physical.used_extensions().into_iter().map(std::ffi::CStr::as_ptr).collect();
+        let mut enabled = Enabled::of(capabilities);
+        let mut features = vk::PhysicalDeviceFeatures2::default()
+            .features(enabled.features)
+            .push_next(&mut enabled.features11)
+            .push_next(&mut enabled.features12)
+            .push_next(&mut enabled.features13);
+        if capabilities.float32_atomics {
+            features = features.push_next(&mut enabled.float_atomics);
+        }
+        let info = vk::DeviceCreateInfo::default()
+            .queue_create_infos(&queue_info)
+            .enabled_extension_names(&extensions)
+            .push_next(&mut features);
+        // SAFETY: the device was enumerated by this instance, which has what is enabled (`Physical::ask`); what
+        // `info` points to lives until the call returns.
+        let raw = unsafe { instance.raw.create_device(physical.raw, &info, None) };
+        let raw = raw.map_err(failed("vkCreateDevice"))?;
+        let queues = (0..capabilities.queues)
+            .map(|index| {
+                // SAFETY: as many queues of the family were created with the device.
+                Mutex::new(unsafe { raw.get_device_queue(physical.queue_family, index) })
+            })
+            .collect();
+        let entry = &instance.raw;
+        let mut gpu = Self {
+            id,
+            by_descriptor: capabilities.opaque_fd.then(|| khr::external_memory_fd::Device::new(entry, &raw)),
+            by_pointer: capabilities.host_import.map(|_| ext::external_memory_host::Device::new(entry, &raw)),
+            calibrated: capabilities
+                .calibrated_timestamps
+                .then(|| ext::calibrated_timestamps::Device::new(entry, &raw)),
+            pipelines: vk::PipelineCache::null(),
+            set_layouts: Mutex::default(),
+            queues,
+            next_queue: AtomicUsize::new(0),
+            failure: OnceLock::new(),
+            physical: physical.clone(),
+            instance: Arc::clone(instance),
+            raw,
+        };
+        let cache = vk::PipelineCacheCreateInfo::default();
+        // SAFETY: the device is live.
+        let cache = unsafe { gpu.raw.create_pipeline_cache(&cache, None) };
+        gpu.pipelines = cache.map_err(failed("vkCreatePipelineCache"))?;
+        Ok(Arc::new(gpu))
+    }
+
+    pub(crate) const fn capabilities(&self) -> &Capabilities {
+        &self.physical.capabilities
+    }
+
+    /// The layout of a set of so many buffers.
+    #[expect(unsafe_code, reason = "calls the driver")]
+    pub(crate) fn set_layout(&self, buffers: u32) -> Result<vk::DescriptorSetLayout, DriverError> {
+        // Nothing but the driver runs under the lock.
+        let mut layouts = self.set_layouts.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(&layout) = layouts.get(&buffers) {
+            return Ok(layout);
+        }
+        let binding = |index| {
+            vk::DescriptorSetLayoutBinding::default()
+                .binding(index)
+                .descriptor_type(vk::DescriptorType::STORAGE_BUFFER)
+                .descriptor_count(1)
+                .stage_flags(vk::ShaderStageFlags::COMPUTE)
+        };
+        let bindings: SmallVec<[_; 8]> = (0..buffers).map(binding).collect();
+        let info = vk::DescriptorSetLayoutCreateInfo::default().bindings(&bindings);
+        // SAFETY: the device is live, and binds as many buffers (`Shader::entry`).
+        let layout = unsafe { self.raw.create_descriptor_set_layout(&info, None) };
+        let layout = layout.map_err(failed("vkCreateDescriptorSetLayout"))?;
+        layouts.insert(buffers, layout);
+        Ok(layout)
+    }
+
+    /// The queue of the driver's that a new queue of ours uses: by turns.
+    pub(crate) fn pick_queue(&self) -> usize {
+        // Relaxed: a number that orders nothing.
+        self.next_queue.fetch_add(1, Ordering::Relaxed) % self.queues.len()
+    }
+
+    /// Hands a recorded command buffer to a queue: it starts when `waits` are reached, and `signal` is reached when
+    /// it is over.
+    ///
+    /// What it touches must live until then, and so must the timelines.
+    #[expect(unsafe_code, reason = "calls the driver")]
+    pub(crate) fn submit(
+        &self,
+        queue: usize,
+        commands: Option<vk::CommandBuffer>,
+        waits: &[Ticket],
+        signal: &Ticket,
+    ) -> Result<(), DriverError> {
+        if let Some(failure) = self.failure.get() {
+            return Err(DriverError { api: "vkQueueSubmit2", code: -4, name: failure.to_string() });
+        }
+        let point = |ticket: &Ticket| {
+            vk::SemaphoreSubmitInfo::default()
+                .semaphore(ticket.line().raw())
+                .value(ticket.value())
+                .stage_mask(vk::PipelineStageFlags2::ALL_COMMANDS)
+        };
+        let waits: SmallVec<[vk::SemaphoreSubmitInfo<'_>; 4]> = waits.iter().map(point).collect();
+        let signals = [point(signal)];
+        let commands: SmallVec<[vk::CommandBufferSubmitInfo<'_>; 1]> = commands
+            .into_iter()
+            .map(|commands| vk::CommandBufferSubmitInfo::default().command_buffer(commands))
+            .collect();
+        let submit = [vk::SubmitInfo2::default()
+            .wait_semaphore_infos(&waits)
+            .command_buffer_infos(&commands)
+            .signal_semaphore_infos(&signals)];
+        let queue = self.queues[queue % self.queues.len()].lock().unwrap_or_else(PoisonError::into_inner);
+        // SAFETY: the queue is held by this thread alone; the command buffer was recorded to its end and is in no
+        // other submission; everything else lives by the caller's duty.
+        unsafe { self.raw.queue_submit2(*queue, &submit, vk::Fence::null()) }
+            .map_err(failed("vkQueueSubmit2"))
+    }
+
+    /// Why the device is lost, if it is.
+    pub(crate) fn failure(&self) -> Option<Arc<Failure>> {
+        self.failure.get().cloned()
+    }
+
+    /// What a driver error means for the work that met it. A lost device stays lost.
+    pub(crate) fn judge(&self, source: DriverError) -> Arc<Failure> {
+        if let Some(failure) = self.failure() {
+            return failure;
+        }
+        if source.code != i64::from(vk::Result::ERROR_DEVICE_LOST.as_raw()) {
+            return Arc::new(Failure::Driver { device: self.id, source });
+        }
+        let lost = Failure::DeviceLost { device: self.id, reason: source.to_string() };
+        Arc::clone(self.failure.get_or_init(|| Arc::new(lost)))
+    }
+}
+
+/// The features that a device is created with: what its capabilities say.
+struct Enabled {
+    features: vk::PhysicalDeviceFeatures,
+    features11: vk::PhysicalDeviceVulkan11Features<'static>,
+    features12: vk::PhysicalDeviceVulkan12Features<'static>,
+    features13: vk::PhysicalDeviceVulkan13Features<'static>,
+    float_atomics: vk::PhysicalDeviceShaderAtomicFloatFeaturesEXT<'static>,
+}
+
+impl Enabled {
+    fn of(capabilities: &Capabilities) -> Self {
+        let small = capabilities.float16 || capabilities.int16;
+        Self {
+            features: vk::PhysicalDeviceFeatures::default()
+                .shader_int64(capabilities.int64)
+                .shader_float64(capabilities.float64)
+                .shader_int16(capabilities.int16),
+            features11: vk::PhysicalDeviceVulkan11Features::default().storage_buffer16_bit_access(small),
+            features12: vk::PhysicalDeviceVulkan12Features::default()
+                .timeline_semaphore(true)
+                .shader_float16(capabilities.float16)
+                .shader_int8(capabilities.int8)
+                .storage_buffer8_bit_access(capabilities.int8)
+                .shader_buffer_int64_atomics(capabilities.int64_atomics),
+            features13: vk::PhysicalDeviceVulkan13Features::default()
+                .synchronization2(true)
+                .maintenance4(true)
+                .shader_zero_initialize_workgroup_memory(true),
+            float_atomics: vk::PhysicalDeviceShaderAtomicFloatFeaturesEXT::default()
+                .shader_buffer_float32_atomic_add(capabilities.float32_atomics)
+                .shader_buffer_float32_atomics(capabilities.float32_atomics),
+        }
+    }
+}
+
+impl fmt::Debug for Gpu {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Gpu({})", self.id)
+    }
+}
+
+impl Drop for Gpu {
+    #[expect(unsafe_code, reason = "destroys the device")]
+    fn drop(&mut self) {
+        for layout in self.set_layouts.get_mut().unwrap_or_else(PoisonError::into_inner).values() {
+            // SAFETY: created by `set_layout`, destroyed once; sets and pipelines are gone, since they held the device.
+            unsafe { self.raw.destroy_descriptor_set_layout(*layout, None) };
+        }
+        // SAFETY: the cache is this device's and nobody's else; a null handle is let be.
+        unsafe { self.raw.destroy_pipeline_cache(self.pipelines, None) };
+        // SAFETY: everything made of the device holds it, so nothing is left and nothing runs: submissions are
+        // held by their queues until they are over.
+        unsafe { self.raw.destroy_device(None) };
+    }
+}

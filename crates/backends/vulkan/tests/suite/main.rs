@@ -1,0 +1,34 @@
+//! What the conformance suite cannot ask of every backend: shaders that are wrong or hostile, what Vulkan allows of
+//! bindings, the validation layer, and machines that lack something.
+//!
+//! A test that cannot run here says which need is missing.
+
+mod bindings;
+mod hazards;
+mod mixed;
+mod opening;
+mod shaders;
+mod support;
+
+use std::process::ExitCode;
+
+use libtest_mimic::{Arguments, Completion, Trial};
+
+use crate::support::{Need, Test};
+
+fn main() -> ExitCode {
+    if let Some(code) = opening::answer() {
+        return code;
+    }
+    let tests = [bindings::TESTS, hazards::TESTS, mixed::TESTS, opening::TESTS, shaders::TESTS].concat();
+    let trials = tests.into_iter().map(trial).collect();
+    libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
+}
+
+fn trial(test: Test) -> Trial {
+    Trial::ignorable_test(test.name, move || match (test.body)() {
+        Ok(()) => Ok(Completion::Completed),
+        Err(Need::Missing(what)) => Ok(Completion::ignored_with(format!("skipped: {what}"))),
+        Err(Need::Failed(failed)) => Err(failed),
+    })
+}

@@ -1,6 +1,6 @@
 //! Streams and memory of cudarc, in the version that this crate is built with.
 //!
-//! Programs with another version use [`Interop`](warpweft_core_types::Interop) with the handles as integers.
+//! Programs with another version use [`Interop`] with the handles as integers.
 
 use std::sync::Arc;
 

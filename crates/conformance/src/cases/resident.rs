@@ -58,7 +58,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new("resident::slices_are_as_long_as_asked", slices_are_as_long_as_asked).needs(NEEDS),
     Case::new("resident::gives_way_while_asked_to", gives_way_while_asked_to)
         .needs(NEEDS)
-        .covers(&["Residents::give_way"]),
+        .covers(&["Residents::give_way", "DeviceExt::foreign"]),
     Case::new("resident::unbounded_slices_end_for_others", unbounded_slices_end_for_others).needs(NEEDS),
 ];
 

@@ -1,6 +1,7 @@
 //! Open Vulkan devices.
 
 use std::{
+    any::Any,
     fmt,
     sync::{
         Arc, Mutex, PoisonError, Weak,
@@ -124,6 +125,16 @@ impl VulkanDevice {
             queues: Mutex::default(),
             this: this.clone(),
         }))
+    }
+
+    pub(crate) fn of(device: &Arc<dyn Device>) -> Option<&Self> {
+        let device: &dyn Any = device.as_ref();
+        device.downcast_ref()
+    }
+
+    /// What its work is checked against and recorded with.
+    pub(crate) const fn tools(&self) -> &Arc<Tools> {
+        &self.tools
     }
 
     fn id(&self) -> DeviceId {
@@ -276,7 +287,7 @@ impl Sharing for VulkanDevice {
 
     fn export(&self, buffer: &dyn Buffer) -> Result<SharedMemory, AllocError> {
         let refuse = |reason: String| AllocError::CannotExport { device: self.id(), reason };
-        let any: &dyn std::any::Any = buffer;
+        let any: &dyn Any = buffer;
         let own = any.downcast_ref::<VulkanBuffer>().filter(|own| own.is_of(&self.gpu));
         let descriptor = own
             .and_then(VulkanBuffer::export)

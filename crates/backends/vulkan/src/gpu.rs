@@ -4,7 +4,7 @@ use std::{
     collections::BTreeMap,
     fmt,
     sync::{
-        Arc, Mutex, OnceLock, PoisonError,
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicUsize, Ordering},
     },
 };
@@ -133,6 +133,12 @@ impl Gpu {
         self.next_queue.fetch_add(1, Ordering::Relaxed) % self.queues.len()
     }
 
+    /// A queue of the driver's, for this thread alone.
+    pub(crate) fn queue(&self, index: usize) -> MutexGuard<'_, vk::Queue> {
+        // Nothing but the driver runs under the lock.
+        self.queues[index % self.queues.len()].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Hands a recorded command buffer to a queue: it starts when `waits` are reached, and `signal` is reached when
     /// it is over.
     ///
@@ -164,7 +170,7 @@ impl Gpu {
             .wait_semaphore_infos(&waits)
             .command_buffer_infos(&commands)
             .signal_semaphore_infos(&signals)];
-        let queue = self.queues[queue % self.queues.len()].lock().unwrap_or_else(PoisonError::into_inner);
+        let queue = self.queue(queue);
         // SAFETY: the queue is held by this thread alone; the command buffer was recorded to its end and is in no
         // other submission; everything else lives by the caller's duty.
         unsafe { self.raw.queue_submit2(*queue, &submit, vk::Fence::null()) }

@@ -101,6 +101,16 @@ impl Instance {
     }
 }
 
+/// The version of the Vulkan loader (major, minor and patch), whether or not there is a driver behind it.
+///
+/// # Errors
+///
+/// [`OpenError::Unavailable`] if there is no loader.
+pub fn loader_version(config: &VulkanConfig) -> Result<(u32, u32, u32), OpenError> {
+    let version = version_of(&load(config)?)?;
+    Ok((vk::api_version_major(version), vk::api_version_minor(version), vk::api_version_patch(version)))
+}
+
 #[expect(unsafe_code, reason = "loads a library")]
 fn load(config: &VulkanConfig) -> Result<ash::Entry, OpenError> {
     let loaded = match &config.loader {

@@ -105,6 +105,7 @@
 //! may do anything.
 
 mod backend;
+mod baseline;
 mod block;
 mod capability;
 mod clock;
@@ -131,6 +132,7 @@ mod timeline;
 mod work;
 
 pub use backend::VulkanBackend;
+pub use baseline::{Baseline, Prerecorded};
 pub use capability::Capabilities;
 pub use config::VulkanConfig;
-pub use instance::Messages;
+pub use instance::{Messages, loader_version};

@@ -15,6 +15,7 @@ mod process;
 mod rig;
 mod run;
 mod summary;
+mod vulkan;
 
 use std::process::ExitCode;
 
@@ -68,6 +69,7 @@ Examples:
   gpu-suite run --leg conformance --filter resident::
   gpu-suite conformance --only cuda copy::
   gpu-suite bench resident
+  gpu-suite run --require vulkan,1 --leg vulkan
   gpu-suite perf copy --backend cuda -e 1G";
 
 fn main() -> ExitCode {

@@ -10,6 +10,7 @@ mod resident;
 mod round_trip;
 pub(crate) mod samples;
 mod submission;
+mod vulkan;
 
 use anyhow::Result;
 use clap::ValueEnum;
@@ -29,11 +30,15 @@ pub(crate) enum Part {
     Discovery,
     /// Bandwidth as `measure` reports it, beside raw copies.
     Pairs,
+    /// A Vulkan device: copies, fills, dispatches and swaps of kernels beside the raw calls.
+    Vulkan,
 }
 
 pub(crate) fn run(part: Part) -> Result<()> {
-    if part == Part::Discovery {
-        return discovery::run();
+    match part {
+        Part::Discovery => return discovery::run(),
+        Part::Vulkan => return vulkan::run(),
+        _ => {}
     }
     let rig = Rig::open()?;
     rig.describe()?;
@@ -42,6 +47,6 @@ pub(crate) fn run(part: Part) -> Result<()> {
         Part::Resident => resident::run(&rig),
         Part::RoundTrip => round_trip::run(&rig),
         Part::Pairs => pairs::run(&rig),
-        Part::Discovery => Ok(()),
+        Part::Discovery | Part::Vulkan => Ok(()),
     }
 }

@@ -121,7 +121,7 @@ fn without_drivers() {
 
 fn the_demo_runs_alone_and_beside_others() {
     let alone = whole(&warpweft("demo --backend vulkan --copies 2 --size 64K --json"));
-    assert!(alone >= 2 && alone % 2 == 0, "each device twice: {alone}");
+    assert!(alone >= 2 && alone.is_multiple_of(2), "each device twice: {alone}");
     let beside = whole(&warpweft("demo --backend host,vulkan --devices 2 --size 64K --json"));
     assert_eq!(beside, alone / 2 + 2);
     let shown = text(&warpweft("demo --backend vulkan,host --devices 1 --size 64K").stdout);

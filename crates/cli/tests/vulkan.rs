@@ -161,6 +161,7 @@ fn copies_and_launches() {
     }
     let own = rows.iter().filter(|row| row["from"] == row["to"]);
     assert!(own.clone().count() > 0 && own.clone().all(|row| row["raw_call"] == "driver"), "{rows:?}");
+    assert!(rows.iter().any(|row| row["route"] == "direct"), "copies of a device reach each other: {rows:?}");
     let queued = succeeds("perf copy --backend vulkan -b 64K -e 64K -n 3 --queued 3 --bar 0.000001 --json");
     assert!(queued.iter().all(|row| row["wrong"] == 0 && row["bar"]["met"] == true), "{queued:?}");
     let launches = succeeds("perf launch --backend vulkan -n 20 -w 2 --json");

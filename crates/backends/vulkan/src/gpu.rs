@@ -9,7 +9,9 @@ use std::{
     },
 };
 
-use ash::{ext, khr, vk};
+#[cfg(unix)]
+use ash::khr;
+use ash::{ext, vk};
 use smallvec::SmallVec;
 use warpweft_core_types::{DeviceId, DriverError, Failure};
 
@@ -24,6 +26,7 @@ pub(crate) struct Gpu {
     pub(crate) raw: ash::Device,
     pub(crate) id: DeviceId,
     pub(crate) physical: Physical,
+    #[cfg(unix)]
     pub(crate) by_descriptor: Option<khr::external_memory_fd::Device>,
     pub(crate) by_pointer: Option<ext::external_memory_host::Device>,
     pub(crate) calibrated: Option<ext::calibrated_timestamps::Device>,
@@ -78,6 +81,7 @@ impl Gpu {
         let entry = &instance.raw;
         let mut gpu = Self {
             id,
+            #[cfg(unix)]
             by_descriptor: capabilities.opaque_fd.then(|| khr::external_memory_fd::Device::new(entry, &raw)),
             by_pointer: capabilities.host_import.map(|_| ext::external_memory_host::Device::new(entry, &raw)),
             calibrated: capabilities

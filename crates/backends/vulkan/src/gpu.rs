@@ -13,10 +13,13 @@ use std::{
 use ash::khr;
 use ash::{ext, vk};
 use smallvec::SmallVec;
-use warpweft_core_types::{DeviceId, DriverError, Failure};
+use warpweft_core_types::{DeviceId, DriverError, Failure, OpenError};
 
 use crate::{
+    block::Imports,
     capability::{Capabilities, Physical},
+    chores::Chores,
+    gate::Gate,
     instance::{Instance, failed},
     timeline::Ticket,
 };
@@ -37,6 +40,11 @@ pub(crate) struct Gpu {
     /// The driver takes one submission at a time for each.
     queues: Vec<Mutex<vk::Queue>>,
     next_queue: AtomicUsize,
+    /// Calls that may wait for what runs.
+    pub(crate) gate: Gate,
+    pub(crate) chores: Chores,
+    /// Host memory that this device uses.
+    pub(crate) imports: Imports,
     failure: OnceLock<Arc<Failure>>,
     /// After the device, which is the instance's.
     pub(crate) instance: Arc<Instance>,
@@ -48,8 +56,10 @@ impl Gpu {
         instance: &Arc<Instance>,
         physical: &Physical,
         id: DeviceId,
-    ) -> Result<Arc<Self>, DriverError> {
+    ) -> Result<Arc<Self>, OpenError> {
         let capabilities = &physical.capabilities;
+        let chores = Chores::start(id)
+            .map_err(|error| OpenError::NoThread { what: id.to_string(), reason: error.to_string() })?;
         let priorities = vec![1.0; capabilities.queues as usize];
         let queue_info = [vk::DeviceQueueCreateInfo::default()
             .queue_family_index(physical.queue_family)
@@ -71,7 +81,7 @@ impl Gpu {
         // SAFETY: the device was enumerated by this instance, which has what is enabled (`Physical::ask`); what
         // `info` points to lives until the call returns.
         let raw = unsafe { instance.raw.create_device(physical.raw, &info, None) };
-        let raw = raw.map_err(failed("vkCreateDevice"))?;
+        let raw = raw.map_err(failed("vkCreateDevice")).map_err(OpenError::Driver)?;
         let queues = (0..capabilities.queues)
             .map(|index| {
                 // SAFETY: as many queues of the family were created with the device.
@@ -91,6 +101,9 @@ impl Gpu {
             set_layouts: Mutex::default(),
             queues,
             next_queue: AtomicUsize::new(0),
+            gate: Gate::default(),
+            chores,
+            imports: Imports::default(),
             failure: OnceLock::new(),
             physical: physical.clone(),
             instance: Arc::clone(instance),
@@ -99,7 +112,7 @@ impl Gpu {
         let cache = vk::PipelineCacheCreateInfo::default();
         // SAFETY: the device is live.
         let cache = unsafe { gpu.raw.create_pipeline_cache(&cache, None) };
-        gpu.pipelines = cache.map_err(failed("vkCreatePipelineCache"))?;
+        gpu.pipelines = cache.map_err(failed("vkCreatePipelineCache")).map_err(OpenError::Driver)?;
         Ok(Arc::new(gpu))
     }
 
@@ -140,9 +153,13 @@ impl Gpu {
     /// Hands a recorded command buffer to a queue: it starts when `waits` are reached, and `signal` is reached when
     /// it is over.
     ///
-    /// What it touches must live until then, and so must the timelines.
+    /// # Safety
+    ///
+    /// - The command buffer was recorded to its end on this device and is in no other submission under way.
+    /// - It lives until the signal is reached, with all that its commands touch and the lines of all tickets.
+    /// - The tickets are of lines of this device, and the signal's value is above those that its line was given before.
     #[expect(unsafe_code, reason = "calls the driver")]
-    pub(crate) fn submit(
+    pub(crate) unsafe fn submit(
         &self,
         queue: usize,
         commands: Option<vk::CommandBuffer>,
@@ -169,8 +186,7 @@ impl Gpu {
             .command_buffer_infos(&commands)
             .signal_semaphore_infos(&signals)];
         let queue = self.queues[queue % self.queues.len()].lock().unwrap_or_else(PoisonError::into_inner);
-        // SAFETY: the queue is held by this thread alone; the command buffer was recorded to its end and is in no
-        // other submission; everything else lives by the caller's duty.
+        // SAFETY: the lock keeps the queue to this thread; the rest is the caller's word.
         unsafe { self.raw.queue_submit2(*queue, &submit, vk::Fence::null()) }
             .map_err(failed("vkQueueSubmit2"))
     }
@@ -178,6 +194,12 @@ impl Gpu {
     /// Why the device is lost, if it is.
     pub(crate) fn failure(&self) -> Option<Arc<Failure>> {
         self.failure.get().cloned()
+    }
+
+    /// Takes note of an error; whether the device is lost.
+    pub(crate) fn is_lost_by(&self, error: &DriverError) -> bool {
+        self.judge(error.clone());
+        self.failure().is_some()
     }
 
     /// What a driver error means for the work that met it. A lost device stays lost.

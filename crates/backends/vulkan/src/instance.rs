@@ -60,6 +60,7 @@ pub(crate) struct Instance {
 }
 
 impl Instance {
+    #[expect(unsafe_code, reason = "destroys what cannot be used")]
     pub(crate) fn create(config: &VulkanConfig) -> Result<Arc<Self>, OpenError> {
         let entry = load(config)?;
         let version = version_of(&entry)?;
@@ -75,7 +76,8 @@ impl Instance {
         let messenger = match messenger {
             Ok(messenger) => messenger,
             Err(error) => {
-                destroy(&raw);
+                // SAFETY: created just now, and nothing was made of it.
+                unsafe { destroy(&raw) };
                 return Err(OpenError::Driver(error));
             }
         };
@@ -221,9 +223,14 @@ unsafe extern "system" fn note(
     vk::FALSE
 }
 
+/// Destroys an instance.
+///
+/// # Safety
+///
+/// - Nothing that was made of it is left, and it is not used again.
 #[expect(unsafe_code, reason = "destroys the instance")]
-fn destroy(instance: &ash::Instance) {
-    // SAFETY: everything made of the instance holds it, so nothing is left; this is called once for it.
+unsafe fn destroy(instance: &ash::Instance) {
+    // SAFETY: the caller's word.
     unsafe { instance.destroy_instance(None) };
 }
 
@@ -234,7 +241,8 @@ impl Drop for Instance {
             // SAFETY: created by `listen`, destroyed once; nobody else has the handle.
             unsafe { functions.destroy_debug_utils_messenger(*messenger, None) };
         }
-        destroy(&self.raw);
+        // SAFETY: devices hold this value, and the messenger is gone; nobody can use it after this.
+        unsafe { destroy(&self.raw) };
     }
 }
 

@@ -119,7 +119,8 @@ impl Reactor {
             let holding = queues.iter().any(|queue| queue.is_holding());
             queues.clear();
             let mut state = self.lock();
-            state.busy.retain(|queue| !queue.retire());
+            // A device may go with its last queue, which is not for this thread to wait for.
+            state.busy.extract_if(.., |queue| queue.retire()).for_each(QueueCore::end);
             if progress {
                 state.moved = Some(Instant::now());
             }

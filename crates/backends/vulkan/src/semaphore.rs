@@ -312,6 +312,13 @@ pub(crate) fn submitted(
     }
 }
 
+/// Takes note of a promised point that is reached, and wakes nobody.
+pub(crate) fn saw(point: &SemaphorePoint) {
+    if let Some(semaphore) = VulkanSemaphore::of(&point.semaphore) {
+        semaphore.saw(point.value);
+    }
+}
+
 /// Raises a promised point. The host may have gone past it or failed it meanwhile; either way it is settled.
 pub(crate) fn reached(point: &SemaphorePoint) {
     if let Some(semaphore) = VulkanSemaphore::of(&point.semaphore) {

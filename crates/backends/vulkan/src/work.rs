@@ -120,6 +120,10 @@ impl Tools {
         if buffer.is_of(&self.gpu) {
             return Ok(());
         }
+        // Memory of another backend value is nothing to this one, even where its devices have the same ids.
+        if !Arc::ptr_eq(&buffer.gpu().instance, &self.gpu.instance) {
+            return Err(SubmitError::Foreign { what: "buffer", owner, device });
+        }
         if self.within_reach.contains(&owner) {
             // What was imported there by descriptor is not handed on.
             let passes = buffer.can_be_passed_on();
@@ -134,23 +138,42 @@ impl Tools {
         }
     }
 
-    /// Records one operation that was checked. Replays are the queue's own.
-    pub(crate) fn record(&self, op: &Op<'_>, recording: &mut Recording) -> Result<(), DriverError> {
+    /// Records one operation. Replays are the queue's own.
+    ///
+    /// # Safety
+    ///
+    /// - `check` took the operation.
+    #[expect(unsafe_code, reason = "records commands for memory that operations name")]
+    pub(crate) unsafe fn record(&self, op: &Op<'_>, recording: &mut Recording) -> Result<(), DriverError> {
         match op {
             Op::Copy(region) => {
                 let (from, to) = (self.span(region.src())?, self.span(region.dst())?);
-                recording.copy(from, to);
+                // SAFETY: `span_of` made them of views, which lie within their buffers and hold them.
+                unsafe { recording.copy(from, to) };
                 Ok(())
             }
             Op::Fill(region) => self.fill(region, recording),
-            Op::Launch(launch) => self.launch(launch, None, recording),
-            Op::Timestamp(region) => recording.stamp(self.span(region.dst())?),
+            // SAFETY: `check` is `check_launch` for launches.
+            Op::Launch(launch) => unsafe { self.launch(launch, None, recording) },
+            Op::Timestamp(region) => {
+                let to = self.span(region.dst())?;
+                // SAFETY: eight bytes at a multiple of eight of the buffer (`TimestampRegion`), which starts at one
+                // (`ALIGNMENT`); `check` saw that there is a clock.
+                unsafe { recording.stamp(to) }
+            }
             _ => Err(failed("vkCmdExecuteCommands")(vk::Result::ERROR_FEATURE_NOT_PRESENT)),
         }
     }
 
     /// Records a launch; a resident's is given the words of its slice.
-    pub(crate) fn launch(
+    ///
+    /// # Safety
+    ///
+    /// - `check_launch` took the launch.
+    /// - The slice lies within a live buffer of this device and has a word for each workgroup; a kernel that is resident
+    ///   is given one.
+    #[expect(unsafe_code, reason = "records commands for memory that operations name")]
+    pub(crate) unsafe fn launch(
         &self,
         launch: &Launch<'_>,
         slice: Option<Span>,
@@ -165,7 +188,10 @@ impl Tools {
             }
         }
         let scalars = kernel.pipeline.scalars(launch.args());
-        recording.dispatch(&kernel.pipeline, &buffers, slice, &scalars, launch.workgroups())
+        // SAFETY: the kernel is of this device, and takes as many buffers and scalars as the launch has by its
+        // contract; `check_launch` saw that the ranges can be bound; `Launch` holds the grid to the kernel's limits.
+        // Whoever added the code vouched for it.
+        unsafe { recording.dispatch(&kernel.pipeline, &buffers, slice, &scalars, launch.workgroups()) }
     }
 
     fn span(&self, view: &BufferView) -> Result<Span, DriverError> {
@@ -173,11 +199,13 @@ impl Tools {
     }
 
     /// Fills whole words where there are some, and copies the bytes before and after them.
+    #[expect(unsafe_code, reason = "records commands for memory that operations name")]
     fn fill(&self, region: &FillRegion<'_>, recording: &mut Recording) -> Result<(), DriverError> {
         let to = self.span(region.dst())?;
         let fill = Fill::of(to.offset, to.size, region.pattern());
         if fill.words > 0 {
-            recording.fill_words(to.buffer, fill.start, fill.words, fill.word);
+            // SAFETY: whole words of the view (`Fill`), which lies within its buffer and holds it.
+            unsafe { recording.fill_words(to.buffer, fill.start, fill.words, fill.word) };
         }
         let palette = self.palette.span();
         let bytes: SmallVec<[vk::BufferCopy; 6]> = fill
@@ -190,7 +218,9 @@ impl Tools {
             })
             .collect();
         if !bytes.is_empty() {
-            recording.copy_regions(palette.buffer, to.buffer, &bytes);
+            // SAFETY: single bytes of the view, and of the palette, which has a word for each value and lives as long
+            // as the device.
+            unsafe { recording.copy_regions(palette.buffer, to.buffer, &bytes) };
         }
         Ok(())
     }

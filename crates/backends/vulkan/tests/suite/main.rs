@@ -5,8 +5,11 @@
 
 mod bindings;
 mod hazards;
+mod lifetimes;
+mod memory;
 mod mixed;
 mod opening;
+mod residents;
 mod shaders;
 mod support;
 
@@ -20,7 +23,17 @@ fn main() -> ExitCode {
     if let Some(code) = opening::answer() {
         return code;
     }
-    let tests = [bindings::TESTS, hazards::TESTS, mixed::TESTS, opening::TESTS, shaders::TESTS].concat();
+    let tests = [
+        bindings::TESTS,
+        hazards::TESTS,
+        lifetimes::TESTS,
+        memory::TESTS,
+        mixed::TESTS,
+        opening::TESTS,
+        residents::TESTS,
+        shaders::TESTS,
+    ]
+    .concat();
     let trials = tests.into_iter().map(trial).collect();
     libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
 }

@@ -263,18 +263,6 @@ exports! {
         if line.ops.is_empty() && !line.served { Ok(()) } else { Err(Code::NOT_READY) }
     }
 
-    fn cuStreamWriteValue64_v2(val stream: Raw, val address: u64, val value: u64, val flags: c_uint) {
-        let here = current()?;
-        let _turn = here.enter();
-        let stream = here.stream(stream)?;
-        let task = Task::Write { device: stream.context.device, to: address, value };
-        task.check(here.machine)?;
-        if flags != 0 || !address.is_multiple_of(8) {
-            return Err(Code::INVALID_VALUE);
-        }
-        here.give(&stream, task)
-    }
-
     fn cuEventCreate(out event: Raw, val flags: c_uint) {
         let here = current()?;
         let _turn = here.enter();

@@ -32,12 +32,6 @@ const BREATH: Duration = Duration::from_micros(20);
 pub(crate) enum Task {
     Copy(CopyRows),
     Fill(Fill),
-    /// Writes eight bytes.
-    Write {
-        device: usize,
-        to: u64,
-        value: u64,
-    },
     Kernel(Call),
     Graph(Nodes),
 }
@@ -120,7 +114,6 @@ impl Task {
         match self {
             Self::Copy(copy) => copy.run(machine.space.seen_from(copy.device)),
             Self::Fill(fill) => fill.run(machine.space.seen_from(fill.device)),
-            &Self::Write { device, to, value } => machine.space.seen_from(device).write_long(to, value),
             Self::Kernel(call) => call.run(machine),
             Self::Graph(nodes) => nodes.run(machine),
         }
@@ -129,7 +122,7 @@ impl Task {
     /// Counts the kernels in it until they are dropped.
     pub(crate) fn tickets(&self) -> Vec<Ticket> {
         match self {
-            Self::Copy(_) | Self::Fill(_) | Self::Write { .. } => Vec::new(),
+            Self::Copy(_) | Self::Fill(_) => Vec::new(),
             Self::Kernel(call) => vec![call.context.admit_kernel()],
             Self::Graph(nodes) => nodes.tasks().flat_map(Self::tickets).collect(),
         }
@@ -143,7 +136,6 @@ impl Task {
                 holds(copy.to.first, copy.extent(copy.to)) && holds(copy.from.first, copy.extent(copy.from))
             }
             Self::Fill(fill) => holds(fill.to, fill.extent()),
-            Self::Write { to, .. } => holds(*to, 8),
             Self::Kernel(_) | Self::Graph(_) => true,
         };
         if is_sound { Ok(()) } else { Err(Code::INVALID_VALUE) }

@@ -107,7 +107,10 @@ impl Lane {
 
 impl Drop for Lane {
     fn drop(&mut self) {
-        if let Words::UnderWay(words) = mem::replace(&mut self.words, Words::Gone) {
+        // Free words go last: the arena may go with them, and what it gives back may hold the context for long.
+        if matches!(self.words, Words::UnderWay(_))
+            && let Words::UnderWay(words) = mem::replace(&mut self.words, Words::Gone)
+        {
             let context = Arc::clone(self.end.context());
             let entered = context.enter();
             if entered.is_err() || !matches!(self.end.wait(PARTING), Ok(true)) {

@@ -59,11 +59,6 @@ impl Control {
         }
     }
 
-    /// Where the device sees one of the words.
-    pub(crate) fn at(&self, word: usize) -> u64 {
-        self.host.address() + word as u64
-    }
-
     /// A number that tells of other memory.
     pub(crate) fn reached(&self, word: usize) -> u64 {
         // Acquire: what the device wrote before it is there for whoever sees the number.

@@ -185,9 +185,6 @@ driver_functions! {
     cuStreamCreate as stream_create(stream: *mut CUstream, flags: c_uint);
     cuStreamDestroy_v2 as stream_destroy(stream: CUstream);
     cuStreamWaitEvent as stream_wait_event(stream: CUstream, event: CUevent, flags: c_uint);
-    cuStreamWriteValue64_v2 as stream_write(
-        stream: CUstream, address: CUdeviceptr, value: c_ulonglong, flags: c_uint
-    );
     cuEventCreate as event_create(event: *mut CUevent, flags: c_uint);
     cuEventDestroy_v2 as event_destroy(event: CUevent);
     cuEventRecord as event_record(event: CUevent, stream: CUstream);

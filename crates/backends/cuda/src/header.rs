@@ -31,9 +31,6 @@ pub(crate) const HURRY: usize = 8;
 pub(crate) const LAST_LEFT: usize = 16;
 pub(crate) const OBEYED: usize = 24;
 
-/// Behind those, written by the stream and not by the kernel: number of the last slice that ended, plus 1.
-pub(crate) const ENDED: usize = 32;
-
 /// `ww_block`: its size, and where its words are.
 pub(crate) const BLOCK_BYTES: usize = 32;
 pub(crate) const ENTERED: usize = 0;

@@ -78,6 +78,15 @@ struct State {
 }
 
 impl State {
+    /// Whether it is time to look for events that can be recorded again, before more are made.
+    fn lacks_spares(&self) -> bool {
+        /// A look costs about what an event does, so there is one for as many submissions.
+        const EVERY: usize = 8;
+        self.spare_events.is_empty()
+            && !self.in_flight.is_empty()
+            && self.in_flight.len().is_multiple_of(EVERY)
+    }
+
     /// An event that nobody looks at, so that it can be recorded again.
     fn spare_event(&mut self) -> Option<Arc<Event>> {
         /// Those that are looked at are so for a moment.
@@ -214,8 +223,8 @@ impl QueueCore {
         }
         let mut wakers = Wakers::new();
         let mut state = self.lock();
-        if self.is_full(&state) {
-            // Room may have been made that nobody has noticed yet.
+        if self.is_full(&state) || state.lacks_spares() {
+            // Room may have been made, or spares, that nobody has noticed yet.
             drop(state);
             self.reap();
             state = self.lock();
@@ -442,10 +451,14 @@ impl QueueCore {
         }
     }
 
-    /// The end of a queue that nobody uses, on the device's service thread for the same reason.
+    /// Lets go of a queue that has nothing under way: one that nobody uses any more goes on the device's service
+    /// thread, for the same reason.
     pub(crate) fn end(self: Arc<Self>) {
-        let context = Arc::clone(&self.context);
-        context.serve(move || drop(self));
+        // Acquire: as in `let_go`.
+        if self.is_orphan.load(Ordering::Acquire) {
+            let context = Arc::clone(&self.context);
+            context.serve(move || drop(self));
+        }
     }
 
     /// Asks the driver with the lock open: a program that submits meanwhile must not wait for the answer, which

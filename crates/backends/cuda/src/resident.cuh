@@ -126,11 +126,17 @@ __device__ __forceinline__ void ww_end(const ww_slice& slice, bool finished) {
         mine->finished = 1;
     }
     mine->left = slice.number + 1;
+    // What the block wrote comes before the count, and so before whatever the last block does.
+    __threadfence();
     // Slices of one resident follow each other, so the count of all of them tells the end of each.
     const unsigned long long blocks = (unsigned long long)gridDim.x * gridDim.y * gridDim.z;
     const unsigned long long before = atomicAdd(reinterpret_cast<unsigned long long*>(slice.mirror) + 2, 1ULL);
     if ((before + 1) % blocks == 0) {
         const ww_orders last = ww_read_orders(slice.mirror);
+        // Whoever told slices to leave goes on to read what they wrote. Other slices are spared the fence.
+        if (slice.number < last.leave) {
+            __threadfence_system();
+        }
         asm volatile("st.volatile.global.v2.u64 [%0], {%1, %2};"
                      :: "l"(slice.orders + 16), "l"(slice.number + 1), "l"(last.leave) : "memory");
     }

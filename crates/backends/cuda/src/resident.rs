@@ -70,13 +70,6 @@ struct Parks {
     stands: bool,
 }
 
-/// A slice that was not launched.
-struct Unlaunched {
-    failure: Arc<Failure>,
-    /// It is not known whether it runs all the same, or when it ends.
-    may_run: bool,
-}
-
 /// A resident's slices and what they were told.
 pub(crate) struct ResidentCore {
     context: Arc<Context>,
@@ -105,24 +98,23 @@ pub(crate) struct ResidentCore {
 #[derive(Debug, Default)]
 struct Line {
     slices: VecDeque<Queued>,
-    /// Slices below this number touch nothing of the program's any more.
+    /// Number of the last slice that every workgroup has left, plus 1.
+    left: u64,
+    /// Slices below this number touch nothing of the program's any more, and what they wrote can be read: the last
+    /// workgroup to leave told so, behind a fence.
     obeyed: u64,
 }
 
 impl Line {
-    /// Takes note of the order that a slice obeyed, as the last workgroup to leave it told, and of the last
-    /// slice that ended. Both are a number plus 1.
-    ///
-    /// The slice that tells must have ended itself, since its last stores are under way until then. From there
-    /// on it stands: slices behind it find the order when they begin, and tell of it again before they end.
-    fn note(&mut self, obeyed: u64, ended: u64, told_by: u64) {
-        if ended >= told_by {
-            self.obeyed = self.obeyed.max(obeyed);
-        }
-    }
-
+    /// Whether no slice is inside its kernel or will get there. What is in the line finds the order to leave when
+    /// it begins.
     fn is_outside(&self) -> bool {
         self.slices.iter().all(|slice| slice.number < self.obeyed)
+    }
+
+    /// Whether what all slices wrote can be read. One that ended because its time was over put no fence behind that.
+    const fn is_fenced(&self) -> bool {
+        self.left <= self.obeyed
     }
 }
 
@@ -212,22 +204,22 @@ impl ResidentCore {
                 self.ask();
                 asked = Instant::now();
             }
-            let is_over = self.is_over();
+            drop(self.retired());
             if self.failure().is_some() {
-                if self.context.failure().is_some() || !self.is_settled() {
+                if self.context.failure().is_some() {
                     break;
                 }
                 // What was launched before it failed still runs.
                 self.give_stop();
             }
             match self.order() {
-                Order::Stop if is_over => break,
-                Order::Run if is_over && self.is_finished() => break,
+                Order::Stop if self.is_over() => break,
+                Order::Run if self.is_finished() && self.is_over() => break,
                 Order::Run => {
                     self.top_up(DEPTH);
                     rested = Instant::now();
                 }
-                Order::Park if is_over && rested.elapsed() > ALERT => {
+                Order::Park if rested.elapsed() > ALERT && self.is_over() => {
                     thread::park();
                     continue;
                 }
@@ -235,14 +227,8 @@ impl ResidentCore {
             }
             self.nap();
         }
-        if self.is_over() || self.context.failure().is_some() {
-            self.give_seats_back();
-            self.context.cold.remove(&self);
-        } else {
-            // The device may still run a slice and nothing will tell when it ends: what it uses stays. It is
-            // still in the gate's list too, so that nothing is called that would wait for it.
-            std::mem::forget(self);
-        }
+        self.give_seats_back();
+        self.context.cold.remove(&self);
     }
 
     fn give_seats_back(&self) {
@@ -276,12 +262,8 @@ impl ResidentCore {
             if self.order() == Order::Run {
                 match self.launch_slice(number) {
                     Ok(slice) => self.line().slices.push_back(slice),
-                    Err(unlaunched) => {
-                        let _first = self.failure.set(unlaunched.failure);
-                        if unlaunched.may_run {
-                            // The number stays unsettled for good.
-                            return;
-                        }
+                    Err(failure) => {
+                        let _first = self.failure.set(failure);
                     }
                 }
             }
@@ -297,10 +279,8 @@ impl ResidentCore {
     }
 
     #[expect(unsafe_code, reason = "enqueues work on memory that the resident keeps")]
-    fn launch_slice(&self, number: u64) -> Result<Queued, Unlaunched> {
-        let unlaunched =
-            |may_run: bool| move |error| Unlaunched { failure: self.context.judge(error), may_run };
-        let _current = self.context.enter().map_err(unlaunched(false))?;
+    fn launch_slice(&self, number: u64) -> Result<Queued, Arc<Failure>> {
+        let _current = self.context.enter().map_err(|error| self.context.judge(error))?;
         let hurried = self.slice.hurried();
         let longest = if self.context.cold.is_awaited() { hurried } else { self.slice.longest };
         let slice = self.control.slice(number, hurried, longest);
@@ -313,14 +293,10 @@ impl ResidentCore {
         });
         launched.map_err(|error| match error {
             // A launch that was refused enqueued nothing. One that met the end of the device did not matter.
-            Some(error) => unlaunched(false)(error),
+            Some(error) => self.context.judge(error),
             // Operands were checked when the resident was made, so this is not met.
-            None => Unlaunched { failure: Arc::new(Failure::Cancelled), may_run: false },
+            None => Arc::new(Failure::Cancelled),
         })?;
-        // SAFETY: one of the words of the control block, which is mapped and lives as long as this value; see above.
-        let marked = unsafe { self.stream.write(self.control.at(header::ENDED), number + 1) };
-        // Without its mark nothing tells when the slice ends.
-        marked.map_err(unlaunched(true))?;
         Ok(Queued { number, longest, is_counted: false })
     }
 
@@ -346,28 +322,38 @@ impl ResidentCore {
     fn is_outside(&self) -> bool {
         let settled = self.is_settled();
         let mut line = self.retired();
-        // The device writes who tells and what was obeyed at once, so what is read last is never older.
-        let obeyed = self.control.reached(header::OBEYED);
-        let ended = self.control.reached(header::ENDED);
-        line.note(obeyed, ended, self.control.reached(header::LAST_LEFT));
-        let outside = settled && line.is_outside();
-        if outside {
-            // What is left in the line leaves when it begins: the count stands still from here on.
-            line.slices.iter_mut().for_each(|slice| self.count(slice));
+        if !settled || !line.is_outside() {
+            return false;
         }
-        outside
+        // What is in the line leaves when it begins: the count stands still from here on.
+        line.slices.iter_mut().for_each(|slice| self.count(slice));
+        let is_fenced = line.is_fenced();
+        drop(line);
+        is_fenced || self.is_stream_over()
     }
 
-    /// The same, and whether nothing is in the stream at all.
+    /// Whether nothing is in the stream at all, so that what slices use can be let go.
     fn is_over(&self) -> bool {
-        self.is_settled() && self.retired().slices.is_empty()
+        self.is_settled() && self.retired().slices.is_empty() && self.is_stream_over()
     }
 
-    /// The slices that have not ended.
+    /// Whether the stream is over by the driver's word, with all that its kernels wrote.
+    fn is_stream_over(&self) -> bool {
+        self.calls.watched(|| {
+            let entered = self.context.enter();
+            entered.is_ok_and(|_current| self.stream.is_done().is_ok_and(|is_done| is_done))
+        })
+    }
+
+    /// The slices that some workgroup has not left.
     fn retired(&self) -> MutexGuard<'_, Line> {
         let mut line = self.line();
-        let ended = self.control.reached(header::ENDED);
-        while let Some(mut first) = line.slices.pop_front_if(|first| first.number < ended) {
+        // The device writes both at once, so the order is never ahead of the slices it is told by.
+        let obeyed = self.control.reached(header::OBEYED);
+        line.left = self.control.reached(header::LAST_LEFT).max(line.left);
+        line.obeyed = obeyed.max(line.obeyed);
+        let left = line.left;
+        while let Some(mut first) = line.slices.pop_front_if(|first| first.number < left) {
             self.count(&mut first);
         }
         line
@@ -385,9 +371,9 @@ impl ResidentCore {
         self.settled.load(Ordering::SeqCst) == self.issued.load(Ordering::SeqCst)
     }
 
-    /// How many slices are over, by the stream's word.
+    /// How many slices every workgroup has left.
     pub(crate) fn slices_over(&self) -> u64 {
-        self.control.reached(header::ENDED)
+        self.control.reached(header::LAST_LEFT)
     }
 
     /// Waits until a slice ends after `before` were over, or nothing of it runs.
@@ -726,19 +712,17 @@ mod tests {
     #[test]
     fn a_park_stands_while_slices_behind_it_leave() {
         let queued = |number| Queued { number, longest: Duration::ZERO, is_counted: false };
-        let mut line = Line { slices: [queued(7), queued(8)].into(), obeyed: 0 };
-        let mut note = |obeyed, ended, told_by, expected| {
-            line.note(obeyed, ended, told_by);
-            assert_eq!(line.is_outside(), expected, "obeyed {obeyed}, ended {ended}, told by {told_by}");
+        let check = |numbers: &[u64], left, obeyed, expected| {
+            let line = Line { slices: numbers.iter().copied().map(queued).collect(), left, obeyed };
+            assert_eq!((line.is_outside(), line.is_fenced()), expected, "{numbers:?}, {left}, {obeyed}");
         };
-        note(0, 7, 7, false);
-        // Slice 7 obeys and is still leaving, then is over.
-        note(9, 7, 8, false);
-        note(9, 8, 8, true);
-        // Slice 8 has told the same and is not over.
-        note(9, 8, 9, true);
+        check(&[7, 8], 7, 0, (false, false));
+        // Slice 7 was told with slice 8, and then slice 8 has left too.
+        check(&[8], 8, 9, (true, true));
+        check(&[], 9, 9, (true, true));
+        // Its time was over before it was told.
+        check(&[], 9, 8, (true, false));
         // What is launched next was not told.
-        line.slices = [queued(9)].into();
-        assert!(!line.is_outside());
+        check(&[9], 9, 9, (false, true));
     }
 }

@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use cudarc::driver::sys::{CUdeviceptr, CUevent_flags, CUevent_st, CUstream_flags, CUstream_st};
+use cudarc::driver::sys::{CUevent_flags, CUevent_st, CUstream_flags, CUstream_st};
 use warpweft_core_types::DriverError;
 
 use crate::{
@@ -66,18 +66,6 @@ impl Stream {
     /// Whether another library made it.
     pub(crate) const fn is_foreign(&self) -> bool {
         matches!(self.origin, Origin::Foreign { .. })
-    }
-
-    /// Writes a number once everything enqueued so far is over, and seen by the host. The context is current.
-    ///
-    /// # Safety
-    ///
-    /// - `to` is a multiple of 8, and the eight bytes there are mapped host memory that lives until the stream is
-    ///   past the write. Others reach them by whole words alone.
-    #[expect(unsafe_code, reason = "calls the driver")]
-    pub(crate) unsafe fn write(&self, to: CUdeviceptr, value: u64) -> Result<(), DriverError> {
-        // SAFETY: the stream is live; the rest are the caller's duties.
-        unsafe { self.context.driver.stream_write(self.raw(), to, value, 0) }
     }
 
     /// Whether everything in it is over. The context is current.

@@ -471,3 +471,20 @@ fn a_capture_of_another_library_ends_no_resident() -> Outcome {
     );
     Ok(resident.stop(Deadline::within(PATIENCE))?)
 }
+
+/// What submissions need is made once and used again.
+#[test]
+fn events_are_used_again() -> Outcome {
+    let stand_in = StandIn::load()?;
+    let mut lane = Lane::open(&backend(&stand_in), 0)?;
+    for _ in 0..200 {
+        lane.submit(&[])?.wait(PATIENCE)?;
+    }
+    let events = stand_in.calls("cuEventCreate");
+    for _ in 0..2000 {
+        lane.submit(&[])?.wait(PATIENCE)?;
+    }
+    // No more than there can be in the stream at once, however busy the machine is.
+    assert!(stand_in.calls("cuEventCreate") - events < 1100);
+    Ok(())
+}

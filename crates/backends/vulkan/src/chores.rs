@@ -19,7 +19,8 @@ use crate::device::VulkanDevice;
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// Jobs for the thread. It ends once this is gone and they are done; nobody waits for that.
+/// Jobs for the thread. It ends once this and its clones are gone and they are done; nobody waits for that.
+#[derive(Clone)]
 pub(crate) struct Chores(Sender<Job>);
 
 impl Chores {
@@ -65,8 +66,8 @@ impl Hold {
 impl Drop for Hold {
     fn drop(&mut self) {
         let Some(last) = self.0.take().and_then(Arc::into_inner) else { return };
-        let gpu = Arc::clone(last.gpu());
-        gpu.chores.give(move || drop(last));
+        let chores = last.gpu().chores.clone();
+        chores.give(move || drop(last));
     }
 }
 

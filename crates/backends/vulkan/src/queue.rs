@@ -457,10 +457,19 @@ impl QueueCore {
         true
     }
 
-    /// The end of a queue that nobody uses, on its device's own thread: this may be the one that others wait for.
+    /// Lets go of a queue. One that nobody uses any more goes on its device's own thread, since the device may go with
+    /// it, and this may be the thread that others wait for.
     pub(crate) fn end(self: Arc<Self>) {
-        let tools = Arc::clone(&self.tools);
-        tools.gpu.chores.give(move || drop(self));
+        if let Some(last) = Arc::into_inner(self) {
+            let chores = last.tools.gpu.chores.clone();
+            chores.give(move || drop(last));
+        }
+    }
+
+    /// What a waker does.
+    fn look(self: Arc<Self>) {
+        self.schedule();
+        self.end();
     }
 
     fn take_finished(&self, done: &mut SmallVec<[InFlight; 4]>) -> Result<(), DriverError> {
@@ -600,18 +609,18 @@ impl Wake for QueueCore {
     /// Looks at the queue again, once the queue that this thread is looking at is done with: a chain of queues
     /// that wake each other is walked and not descended.
     fn wake(self: Arc<Self>) {
-        let fallback = Arc::clone(&self);
+        let mut queue = Some(self);
         // A thread that is ending has no list any more.
         let started = WOKEN.try_with(|woken| {
             let mut woken = woken.borrow_mut();
             let first = woken.is_none();
-            woken.get_or_insert_default().push_back(self);
+            woken.get_or_insert_default().extend(queue.take());
             first
         });
-        match started {
-            Ok(true) => Walk.run(),
-            Ok(false) => {}
-            Err(_) => fallback.schedule(),
+        match (started, queue) {
+            (Ok(true), _) => Walk.run(),
+            (Err(_), Some(queue)) => queue.look(),
+            _ => {}
         }
     }
 }
@@ -628,7 +637,7 @@ impl Walk {
     fn run(self) {
         let next = || WOKEN.with_borrow_mut(|woken| woken.as_mut().and_then(VecDeque::pop_front));
         while let Some(queue) = next() {
-            queue.schedule();
+            queue.look();
         }
     }
 }

@@ -117,7 +117,7 @@ impl Reactor {
             queues.clone_from(&self.lock().busy);
             let progress = queues.iter().filter(|queue| queue.reap()).count() > 0;
             let holding = queues.iter().any(|queue| queue.is_holding());
-            queues.clear();
+            queues.drain(..).for_each(QueueCore::end);
             let mut state = self.lock();
             // A device may go with its last queue, which is not for this thread to wait for.
             state.busy.extract_if(.., |queue| queue.retire()).for_each(QueueCore::end);

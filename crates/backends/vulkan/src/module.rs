@@ -60,11 +60,21 @@ impl VulkanModule {
         let mut kernels = Vec::new();
         for contract in code.contracts() {
             let entry = shader.entry(contract, capabilities).map_err(rejected)?;
+            check_scalars(contract, &entry, capabilities.scalar_bytes)?;
             let kernel = VulkanKernel::create(loader, contract, &entry);
             kernels.push(kernel?);
         }
         Ok(Self { device: gpu.id, format, kernels })
     }
+}
+
+/// Whether the scalars fit where they lie: the contract's own check knows nothing of the gaps between them.
+fn check_scalars(contract: &KernelContract, entry: &Entry, limit: u32) -> Result<(), LoadError> {
+    let (size_bytes, limit_bytes) = (entry.scalar_bytes.into(), limit.into());
+    if size_bytes <= limit_bytes {
+        return Ok(());
+    }
+    Err(LoadError::ScalarsTooLarge { kernel: contract.name.clone(), size_bytes, limit_bytes })
 }
 
 /// A resident that would hold a load up.

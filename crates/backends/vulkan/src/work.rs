@@ -63,10 +63,10 @@ impl Tools {
                 return ours.then_some(()).ok_or(SubmitError::Foreign { what: "graph", owner, device });
             }
             Op::Timestamp(_) if !self.gpu.capabilities().timestamps => {
-                return Err(SubmitError::Invalid { reason: format!("{device} has no clock") });
+                return Err(SubmitError::Unsupported { device, what: op.name() });
             }
             Op::Copy(_) | Op::Fill(_) | Op::Timestamp(_) => {}
-            _ => return Err(SubmitError::Invalid { reason: format!("{device} does no {}", op.name()) }),
+            _ => return Err(SubmitError::Unsupported { device, what: op.name() }),
         }
         let mut result = Ok(());
         op.for_each_access(|view, access| {
@@ -90,24 +90,18 @@ impl Tools {
     }
 
     /// What the driver allows of a buffer that a kernel is given.
-    fn check_binding(&self, view: &BufferView, index: usize, kernel: &str) -> Result<(), SubmitError> {
-        let capabilities = self.gpu.capabilities();
-        let (size, most) = (view.size(), capabilities.binding_bytes);
-        if size > most {
-            let reason = format!(
-                "buffer {index} of kernel {kernel:?} has {size} bytes and {most} can be bound; give it a part"
-            );
-            return Err(SubmitError::Invalid { reason });
+    fn check_binding(&self, view: &BufferView, buffer: usize, kernel: &str) -> Result<(), SubmitError> {
+        let (device, capabilities) = (self.gpu.id, self.gpu.capabilities());
+        let (size_bytes, limit_bytes) = (view.size(), capabilities.binding_bytes);
+        if size_bytes > limit_bytes {
+            let kernel = kernel.to_owned();
+            return Err(SubmitError::BindingTooLarge { device, kernel, buffer, size_bytes, limit_bytes });
         }
         let start = VulkanBuffer::of(view).map_or(0, VulkanBuffer::start) + view.offset();
-        let multiple = capabilities.binding_alignment;
-        if !start.is_multiple_of(multiple) {
-            let reason = format!(
-                "buffer {index} of kernel {kernel:?} starts at {}, and {} binds multiples of {multiple} bytes",
-                view.offset(),
-                self.gpu.id
-            );
-            return Err(SubmitError::Invalid { reason });
+        let multiple_bytes = capabilities.binding_alignment;
+        if !start.is_multiple_of(multiple_bytes) {
+            let (kernel, offset) = (kernel.to_owned(), view.offset());
+            return Err(SubmitError::BindingMisaligned { device, kernel, buffer, offset, multiple_bytes });
         }
         Ok(())
     }

@@ -2,14 +2,17 @@
 
 use std::{
     ffi::{CStr, c_void},
-    fmt,
+    fmt, mem,
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
 };
 
 use ash::{ext, vk};
 use warpweft_core_types::{DriverError, OpenError};
 
-use crate::{backend::NAME, config::VulkanConfig};
+use crate::{
+    backend::NAME,
+    config::{EntryPoint, VulkanConfig},
+};
 
 /// The layer that checks calls.
 const VALIDATION: &CStr = c"VK_LAYER_KHRONOS_validation";
@@ -105,6 +108,13 @@ impl Instance {
 
 #[expect(unsafe_code, reason = "loads a library")]
 fn load(config: &VulkanConfig) -> Result<ash::Entry, OpenError> {
+    if let Some(entry) = config.entry {
+        // SAFETY: handles of instances are pointers, so both types are of one function.
+        let entry = unsafe { mem::transmute::<EntryPoint, vk::PFN_vkGetInstanceProcAddr>(entry) };
+        let functions = ash::StaticFn { get_instance_proc_addr: entry };
+        // SAFETY: it is a loader's function by the word of whoever configured it (`with_entry_point`).
+        return Ok(unsafe { ash::Entry::from_static_fn(functions) });
+    }
     let loaded = match &config.loader {
         // SAFETY: the file is the Vulkan loader by the word of whoever configured it.
         Some(path) => unsafe { ash::Entry::load_from(path) },

@@ -140,5 +140,5 @@ mod work;
 
 pub use backend::VulkanBackend;
 pub use capability::Capabilities;
-pub use config::VulkanConfig;
+pub use config::{EntryPoint, VulkanConfig};
 pub use instance::Messages;

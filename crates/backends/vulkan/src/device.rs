@@ -3,7 +3,7 @@
 use std::{
     fmt,
     sync::{
-        Arc, Mutex, PoisonError, Weak,
+        Arc, Weak,
         atomic::{AtomicU32, Ordering},
     },
 };
@@ -90,8 +90,6 @@ pub(crate) struct VulkanDevice {
     reactor: Arc<ReactorOwner>,
     budget: Arc<Budget>,
     queue_count: AtomicU32,
-    /// Queues that may hold work when the device goes away.
-    queues: Mutex<Vec<Weak<QueueCore>>>,
     /// Queues and residents keep their device open through this.
     this: Weak<Self>,
 }
@@ -103,7 +101,8 @@ impl VulkanDevice {
         facts: &Facts,
     ) -> Result<Arc<Self>, OpenError> {
         let gpu = Gpu::create(instance, &facts.physical, facts.info.id)?;
-        let service = Service::new(&gpu).map_err(OpenError::Driver)?;
+        let refused = |error| gpu.sort(error, OpenError::Failed, OpenError::Driver);
+        let service = Service::new(&gpu).map_err(refused)?;
         let arena = Arena::new(&gpu, &service, &facts.used, !facts.within_reach.is_empty());
         probe::check(&gpu, &arena, &service)?;
         let tools = Tools::create(&gpu, &arena, facts.within_reach.clone()).map_err(no_memory)?;
@@ -122,7 +121,6 @@ impl VulkanDevice {
             reactor: Arc::clone(reactor),
             budget: Arc::clone(&facts.budget),
             queue_count: AtomicU32::new(0),
-            queues: Mutex::default(),
             this: this.clone(),
         }))
     }
@@ -154,7 +152,7 @@ impl VulkanDevice {
 }
 
 /// What it means for opening that a device gives no memory.
-fn no_memory(error: AllocError) -> OpenError {
+pub(crate) fn no_memory(error: AllocError) -> OpenError {
     match error {
         AllocError::Driver(error) => OpenError::Driver(error),
         AllocError::Failed(failure) => OpenError::Failed(failure),
@@ -193,12 +191,11 @@ impl Device for VulkanDevice {
         let device = self.handle().map_err(OpenError::Failed)?;
         // Relaxed: a number that orders nothing.
         let number = self.queue_count.fetch_add(1, Ordering::Relaxed);
-        let core =
-            QueueCore::new(&self.tools, self.reactor.shared(), number, desc).map_err(OpenError::Driver)?;
-        let mut queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
-        queues.retain(|queue| queue.strong_count() > 0);
-        queues.push(Arc::downgrade(&core));
-        drop(queues);
+        let refused = |error| self.gpu.sort(error, OpenError::Failed, OpenError::Driver);
+        let core = QueueCore::new(&self.tools, self.reactor.shared(), number, desc).map_err(refused)?;
+        self.gpu.holders.add(&core);
+        // It may have been lost since it was seen to be alive.
+        self.alive()?;
         Ok(Arc::new(VulkanQueue { core, _device: Hold::new(device) }))
     }
 
@@ -290,12 +287,18 @@ impl Sharing for VulkanDevice {
 
     fn export(&self, buffer: &dyn Buffer) -> Result<SharedMemory, AllocError> {
         let refuse = |reason: String| AllocError::CannotExport { device: self.id(), reason };
+        if let Some(failure) = self.gpu.failure() {
+            return Err(AllocError::Failed(failure));
+        }
         let any: &dyn std::any::Any = buffer;
         let own = any.downcast_ref::<VulkanBuffer>().filter(|own| own.is_of(&self.gpu));
         let descriptor = own
             .and_then(VulkanBuffer::export)
             .ok_or_else(|| refuse("it was not allocated to be shared".to_owned()))?
-            .map_err(|error| refuse(error.to_string()))?;
+            .map_err(|error| {
+                let reason = error.to_string();
+                self.gpu.sort(error, AllocError::Failed, |_| refuse(reason))
+            })?;
         Ok(SharedMemory { device: self.id().uuid, size: buffer.size(), descriptor })
     }
 
@@ -352,9 +355,6 @@ impl fmt::Debug for VulkanDevice {
 
 impl Drop for VulkanDevice {
     fn drop(&mut self) {
-        let queues = std::mem::take(&mut *self.queues.lock().unwrap_or_else(PoisonError::into_inner));
-        for queue in queues.iter().filter_map(Weak::upgrade) {
-            queue.close();
-        }
+        self.gpu.holders.close();
     }
 }

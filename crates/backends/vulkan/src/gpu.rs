@@ -21,6 +21,7 @@ use crate::{
     chores::Chores,
     gate::Gate,
     instance::{Instance, failed},
+    queue::Queues,
     timeline::Ticket,
 };
 
@@ -45,6 +46,8 @@ pub(crate) struct Gpu {
     pub(crate) chores: Chores,
     /// Host memory that this device uses.
     pub(crate) imports: Imports,
+    /// Queues of the program that may hold work.
+    pub(crate) holders: Arc<Queues>,
     failure: OnceLock<Arc<Failure>>,
     /// After the device, which is the instance's.
     pub(crate) instance: Arc<Instance>,
@@ -81,7 +84,7 @@ impl Gpu {
         // SAFETY: the device was enumerated by this instance, which has what is enabled (`Physical::ask`); what
         // `info` points to lives until the call returns.
         let raw = unsafe { instance.raw.create_device(physical.raw, &info, None) };
-        let raw = raw.map_err(failed("vkCreateDevice")).map_err(OpenError::Driver)?;
+        let raw = raw.map_err(failed("vkCreateDevice")).map_err(|error| not_opened(id, error))?;
         let queues = (0..capabilities.queues)
             .map(|index| {
                 // SAFETY: as many queues of the family were created with the device.
@@ -104,6 +107,7 @@ impl Gpu {
             gate: Gate::default(),
             chores,
             imports: Imports::default(),
+            holders: Arc::default(),
             failure: OnceLock::new(),
             physical: physical.clone(),
             instance: Arc::clone(instance),
@@ -112,7 +116,8 @@ impl Gpu {
         let cache = vk::PipelineCacheCreateInfo::default();
         // SAFETY: the device is live.
         let cache = unsafe { gpu.raw.create_pipeline_cache(&cache, None) };
-        gpu.pipelines = cache.map_err(failed("vkCreatePipelineCache")).map_err(OpenError::Driver)?;
+        gpu.pipelines =
+            cache.map_err(failed("vkCreatePipelineCache")).map_err(|error| not_opened(id, error))?;
         Ok(Arc::new(gpu))
     }
 
@@ -207,11 +212,52 @@ impl Gpu {
         if let Some(failure) = self.failure() {
             return failure;
         }
-        if source.code != i64::from(vk::Result::ERROR_DEVICE_LOST.as_raw()) {
-            return Arc::new(Failure::Driver { device: self.id, source });
+        let failure = Arc::new(failure_of(self.id, source));
+        if !matches!(*failure, Failure::DeviceLost { .. }) {
+            return failure;
         }
-        let lost = Failure::DeviceLost { device: self.id, reason: source.to_string() };
-        Arc::clone(self.failure.get_or_init(|| Arc::new(lost)))
+        let first = self.failure.set(Arc::clone(&failure)).is_ok();
+        if first {
+            // Elsewhere: whoever met the error may hold the lock of a queue.
+            let (holders, failure) = (Arc::clone(&self.holders), Arc::clone(&failure));
+            self.chores.give(move || holders.lose(&failure));
+        }
+        self.failure().unwrap_or(failure)
+    }
+
+    /// An error as a failure, or as the driver's if that is all that it is.
+    pub(crate) fn sort<E>(
+        &self,
+        error: DriverError,
+        failed: impl FnOnce(Arc<Failure>) -> E,
+        driver: impl FnOnce(DriverError) -> E,
+    ) -> E {
+        let failure = self.judge(error.clone());
+        if matches!(*failure, Failure::Driver { .. }) { driver(error) } else { failed(failure) }
+    }
+}
+
+fn failure_of(device: DeviceId, source: DriverError) -> Failure {
+    let is = |result: vk::Result| source.code == i64::from(result.as_raw());
+    if is(vk::Result::ERROR_DEVICE_LOST) {
+        return Failure::DeviceLost { device, reason: source.to_string() };
+    }
+    let exhausted = [
+        vk::Result::ERROR_OUT_OF_HOST_MEMORY,
+        vk::Result::ERROR_OUT_OF_DEVICE_MEMORY,
+        vk::Result::ERROR_OUT_OF_POOL_MEMORY,
+        vk::Result::ERROR_FRAGMENTED_POOL,
+    ];
+    if exhausted.into_iter().any(is) {
+        return Failure::OutOfMemory { device, source };
+    }
+    Failure::Driver { device, source }
+}
+
+fn not_opened(device: DeviceId, error: DriverError) -> OpenError {
+    match failure_of(device, error.clone()) {
+        Failure::Driver { .. } => OpenError::Driver(error),
+        failure => OpenError::Failed(Arc::new(failure)),
     }
 }
 

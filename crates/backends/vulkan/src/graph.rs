@@ -61,10 +61,7 @@ impl VulkanGraph {
         let ops: Arc<[Arc<GraphOp>]> = nodes.iter().map(|node| Arc::new(node.op.clone())).collect();
         if graph.is_recorded_once(&ops) {
             let recorded = graph.recorded(&ops);
-            recorded.map_err(|error| match tools.gpu.judge(error.clone()) {
-                failure if tools.gpu.failure().is_some() => GraphError::Failed(failure),
-                _ => GraphError::Driver(error),
-            })?;
+            recorded.map_err(|error| tools.gpu.sort(error, GraphError::Failed, GraphError::Driver))?;
         }
         Ok(graph)
     }

@@ -174,6 +174,9 @@ impl Arena {
     #[cfg(unix)]
     pub(crate) fn import_shared(&self, size: u64, descriptor: OwnedFd) -> Result<VulkanBuffer, AllocError> {
         let refuse = |reason: String| AllocError::CannotImport { device: self.gpu.id, reason };
+        if let Some(failure) = self.gpu.failure() {
+            return Err(AllocError::Failed(failure));
+        }
         if size == 0 {
             return Err(AllocError::ZeroSize { device: self.gpu.id });
         }
@@ -307,8 +310,7 @@ impl Arena {
         if is(vk::Result::ERROR_FEATURE_NOT_PRESENT) {
             return AllocError::UnsupportedKind { device, kind };
         }
-        self.gpu.judge(error.clone());
-        self.gpu.failure().map_or(AllocError::Driver(error), AllocError::Failed)
+        self.gpu.sort(error, AllocError::Failed, AllocError::Driver)
     }
 }
 

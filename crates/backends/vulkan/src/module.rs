@@ -84,8 +84,7 @@ fn held_up(gpu: &Gpu, resident: Unparkable) -> LoadError {
 }
 
 fn refused(gpu: &Gpu, error: DriverError) -> LoadError {
-    gpu.judge(error.clone());
-    gpu.failure().map_or(LoadError::Driver(error), LoadError::Failed)
+    gpu.sort(error, LoadError::Failed, LoadError::Driver)
 }
 
 impl Module for VulkanModule {

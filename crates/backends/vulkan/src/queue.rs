@@ -8,7 +8,7 @@ use std::{
     cell::RefCell,
     collections::VecDeque,
     fmt,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak},
     task::{Wake, Waker},
 };
 
@@ -437,8 +437,7 @@ impl QueueCore {
     /// It does nothing while another thread is busy with the queue: that thread, or the next look, will.
     pub(crate) fn reap(self: &Arc<Self>) -> bool {
         let mut done = SmallVec::<[InFlight; 4]>::new();
-        if let Err(error) = self.take_finished(&mut done) {
-            let failure = self.tools.gpu.judge(error);
+        if let Err(failure) = self.take_finished(&mut done) {
             self.fail_in_flight(self.lock(), &failure);
         }
         if done.is_empty() {
@@ -472,17 +471,27 @@ impl QueueCore {
         self.end();
     }
 
-    fn take_finished(&self, done: &mut SmallVec<[InFlight; 4]>) -> Result<(), DriverError> {
+    fn take_finished(&self, done: &mut SmallVec<[InFlight; 4]>) -> Result<(), Arc<Failure>> {
+        let gpu = &self.tools.gpu;
         let Some(mut state) = self.try_lock() else { return Ok(()) };
         while let Some(first) = state.in_flight.front() {
-            if !first.ticket.is_done()? {
-                return Ok(());
+            if !self.is_over(&first.ticket)? {
+                // A driver that said once that the device is lost need not say it of every semaphore.
+                return gpu.failure().map_or(Ok(()), Err);
             }
             // Before what is behind it can fail (`fail_doomed`).
             first.signals.iter().for_each(semaphore::saw);
             done.extend(state.in_flight.pop_front());
         }
         Ok(())
+    }
+
+    /// Whether work is over. What the driver cannot tell for want of memory it is asked again.
+    fn is_over(&self, ticket: &Ticket) -> Result<bool, Arc<Failure>> {
+        ticket.is_done().or_else(|error| match self.tools.gpu.judge(error) {
+            failure if matches!(*failure, Failure::OutOfMemory { .. }) => Ok(false),
+            failure => Err(failure),
+        })
     }
 
     /// Whether submissions wait here for others.
@@ -580,6 +589,13 @@ impl QueueCore {
         }
     }
 
+    /// The device is lost: nothing of it runs any more, and nothing held will.
+    fn lose(self: &Arc<Self>, failure: &Arc<Failure>) {
+        // What was over before was not lost.
+        self.reap();
+        self.fail_in_flight(self.lock(), failure);
+    }
+
     /// The device goes away: what the driver has or can be given runs, what waits is abandoned.
     pub(crate) fn close(self: &Arc<Self>) {
         self.lock().closing = true;
@@ -589,6 +605,35 @@ impl QueueCore {
     fn lock(&self) -> MutexGuard<'_, State> {
         // Nothing of others runs under the lock but the driver.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The queues of a device, for as long as they are there.
+#[derive(Debug, Default)]
+pub(crate) struct Queues(Mutex<Vec<Weak<QueueCore>>>);
+
+impl Queues {
+    pub(crate) fn add(&self, queue: &Arc<QueueCore>) {
+        let mut queues = self.list();
+        queues.retain(|queue| queue.strong_count() > 0);
+        queues.push(Arc::downgrade(queue));
+    }
+
+    pub(crate) fn close(&self) {
+        self.all().iter().for_each(QueueCore::close);
+    }
+
+    pub(crate) fn lose(&self, failure: &Arc<Failure>) {
+        self.all().iter().for_each(|queue| queue.lose(failure));
+    }
+
+    fn all(&self) -> Vec<Arc<QueueCore>> {
+        self.list().iter().filter_map(Weak::upgrade).collect()
+    }
+
+    fn list(&self) -> MutexGuard<'_, Vec<Weak<QueueCore>>> {
+        // Nothing of others runs under the lock.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -665,6 +710,6 @@ impl Queue for VulkanQueue {
     }
 
     fn failure(&self) -> Option<Arc<Failure>> {
-        self.core.lock().failure.clone()
+        self.core.lock().failure.clone().or_else(|| self.core.tools.gpu.failure())
     }
 }

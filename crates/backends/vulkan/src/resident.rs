@@ -500,6 +500,9 @@ impl ResidentCore {
     }
 
     fn resume(&self) -> Result<(), ResidentError> {
+        if let Some(failure) = self.tools.gpu.failure() {
+            return Err(ResidentError::Failed(failure));
+        }
         let mut state = self.require(ResidentState::Parked, "resume")?;
         self.set_order(&mut state, Order::Run);
         Ok(())
@@ -652,7 +655,7 @@ impl Resident for VulkanResident {
     }
 
     fn failure(&self) -> Option<Arc<Failure>> {
-        self.core.lock().failure.clone()
+        self.core.lock().failure.clone().or_else(|| self.core.tools.gpu.failure())
     }
 }
 

@@ -1,10 +1,12 @@
 //! What the conformance suite cannot ask of every backend: shaders that are wrong or hostile, what Vulkan allows of
-//! bindings, the validation layer, and machines that lack something.
+//! bindings, drivers that fail, the validation layer, and machines that lack something.
 //!
 //! A test that cannot run here says which need is missing.
 
 mod bindings;
+mod faults;
 mod hazards;
+mod interposed;
 mod lifetimes;
 mod memory;
 mod mixed;
@@ -25,6 +27,7 @@ fn main() -> ExitCode {
     }
     let tests = [
         bindings::TESTS,
+        faults::TESTS,
         hazards::TESTS,
         lifetimes::TESTS,
         memory::TESTS,

@@ -58,6 +58,7 @@ const CONFORMANCE: &str = "conformance";
 
 /// The crate that the legs on Vulkan drivers test.
 const VULKAN: &str = "backends/vulkan";
+const VULKAN_PACKAGE: &str = "warpweft-vulkan";
 /// Tells it to have the layers watch it, where whatever they say fails the case.
 ///
 /// Layers of 2025 (1.4.309) look at what shaders access, and repeat themselves, only if they are told to.
@@ -202,7 +203,7 @@ fn corpus(workspace: &Workspace, variable: impl Fn(&str) -> Option<PathBuf>) -> 
     }
 }
 
-/// The suite on Vulkan drivers that need no GPU: each alone, and both as devices of one program.
+/// The suite, and the backend's own, on Vulkan drivers that need no GPU: each alone, and both as devices of one program.
 fn vulkan(options: &Options, drivers: Option<&Drivers>) -> [Leg; 3] {
     [
         vulkan_leg("vulkan on lavapipe", options, drivers, &[Driver::Lavapipe], &WATCHED),
@@ -222,7 +223,11 @@ fn vulkan_leg(
     args.extend(options.args.iter().cloned());
     let environment = drivers.map_or(Ok(Vec::new()), |drivers| drivers.environment(on));
     let absence = environment.as_ref().err().map(|error| format!("{error:#}"));
-    let command = cargo_test(&args, "--test conformance").variables(environment.unwrap_or_default());
+    let environment = environment.unwrap_or_default();
+    // The leg `workspace` runs it without a driver, so that most of it is skipped there.
+    let own = format!("cargo test --package {VULKAN_PACKAGE} --locked --no-fail-fast --test suite");
+    let own = with_args(Cmd::new(&own), &options.args);
+    let commands = [cargo_test(&args, "--test conformance"), own];
     let code = Need {
         kind: NeedKind::Code,
         met: drivers.is_some(),
@@ -232,14 +237,22 @@ fn vulkan_leg(
     Leg {
         name,
         needs: vec![code, part],
-        commands: vec![
-            variables.iter().fold(command, |command, (name, value)| command.variable(name, value)),
-        ],
+        commands: commands
+            .map(|command| {
+                let command = command.variables(environment.clone());
+                variables.iter().fold(command, |command, (name, value)| command.variable(name, value))
+            })
+            .into(),
     }
 }
 
 fn cargo_test(args: &[String], targets: &str) -> Cmd {
     let command = Cmd::new("cargo test --workspace --locked --no-fail-fast").args(targets.split_whitespace());
+    with_args(command, args)
+}
+
+/// With arguments for the test programs.
+fn with_args(command: Cmd, args: &[String]) -> Cmd {
     if args.is_empty() { command } else { command.arg("--").args(args.iter().cloned()) }
 }
 
@@ -367,12 +380,19 @@ mod tests {
     fn lavapipe_is_watched_by_the_layers() {
         let both = Drivers::pretended(&[Driver::Lavapipe, Driver::SwiftShader]);
         let options = Options { args: vec!["copy".into()], ..Options::default() };
-        let commands = vulkan(&options, Some(&both)).map(|leg| lines(&leg).concat());
-        let suite = "cargo test --workspace --locked --no-fail-fast --test conformance -- \
-                     --only vulkan --require vulkan,2 copy";
-        assert!(commands.iter().all(|command| command.ends_with(suite)), "{commands:?}");
-        let watched = commands.map(|command| command.contains("WARPWEFT_VULKAN_VALIDATION=1 "));
-        assert_eq!(watched, [true, false, false]);
+        let suites = [
+            "cargo test --workspace --locked --no-fail-fast --test conformance -- \
+             --only vulkan --require vulkan,2 copy",
+            "cargo test --package warpweft-vulkan --locked --no-fail-fast --test suite -- copy",
+        ];
+        for (leg, watched) in vulkan(&options, Some(&both)).iter().zip([true, false, false]) {
+            let commands = lines(leg);
+            assert_eq!(commands.len(), suites.len());
+            for (command, suite) in commands.iter().zip(suites) {
+                assert!(command.ends_with(suite), "{command}");
+                assert_eq!(command.contains("WARPWEFT_VULKAN_VALIDATION=1 "), watched, "{command}");
+            }
+        }
     }
 
     #[test]

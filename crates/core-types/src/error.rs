@@ -715,6 +715,9 @@ pub enum ResidentError {
         /// What it is.
         reason: String,
     },
+    /// There is no memory for what a resident needs beside its own.
+    #[error("memory that a resident needs could not be had")]
+    Memory(#[source] AllocError),
     /// More multiprocessors than the device has left for residents.
     #[error(
         "{workgroups} workgroups of {kernel:?} need {wanted} multiprocessors; {device} has {free} left for \
@@ -931,6 +934,7 @@ impl ResidentError {
             Self::Unparkable { .. } => ErrorClass::Transient,
             Self::WrongState { .. } | Self::NotSliced { .. } | Self::Invalid { .. } => ErrorClass::Usage,
             Self::Refused { .. } => ErrorClass::Unsupported,
+            Self::Memory(error) => error.class(),
             Self::Failed(failure) => failure.class(),
             Self::Driver(_) => ErrorClass::Internal,
         }

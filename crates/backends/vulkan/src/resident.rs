@@ -197,10 +197,7 @@ impl ResidentCore {
         let tools = quarters.tools;
         let seats = quarters.budget.reserve(tools.gpu.id, &desc.launch)?;
         let size = HEADER as u64 + 4 * u64::from(seats.count);
-        let words = quarters
-            .arena
-            .allocate(&BufferDesc::host_visible(size))
-            .map_err(|error| no_words(tools.gpu.id, error))?;
+        let words = quarters.arena.allocate(&BufferDesc::host_visible(size)).map_err(no_words)?;
         let core = Arc::new(Self {
             tools: Arc::clone(tools),
             launch: OwnedLaunch::from(&desc.launch),
@@ -618,11 +615,11 @@ const fn place_of(workgroup: u32) -> usize {
     HEADER + 4 * workgroup as usize
 }
 
-fn no_words(device: DeviceId, error: AllocError) -> ResidentError {
+fn no_words(error: AllocError) -> ResidentError {
     match error {
         AllocError::Failed(failure) => ResidentError::Failed(failure),
         AllocError::Driver(error) => ResidentError::Driver(error),
-        error => ResidentError::Refused { device, reason: error.to_string() },
+        error => ResidentError::Memory(error),
     }
 }
 

@@ -6,7 +6,7 @@ use ash::vk;
 use warpweft_core_types::{
     AllocError, Arg, Backend as _, BufferDesc, BufferView, Deadline, Device, ErrorClass, Failure, Features,
     FillRegion, GraphNode, KernelContract, Launch, Op, Param, PreparedGraph, Queue, QueueDesc, Resident,
-    ResidentDesc, ResidentState, SemaphorePoint, Submission, WaitError,
+    ResidentDesc, ResidentError, ResidentState, SemaphorePoint, Submission, WaitError,
 };
 
 use crate::{
@@ -25,6 +25,10 @@ pub(crate) const TESTS: &[Test] = &[
         body: a_device_that_cannot_be_made_says_why,
     },
     Test { name: "faults::memory_that_is_not_there_is_named", body: memory_that_is_not_there_is_named },
+    Test {
+        name: "faults::a_resident_without_memory_is_not_started",
+        body: a_resident_without_memory_is_not_started,
+    },
     Test { name: "faults::work_without_memory_fails_alone", body: work_without_memory_fails_alone },
     Test {
         name: "faults::code_without_memory_can_be_loaded_later",
@@ -180,19 +184,21 @@ fn work_under_way_fails_with_its_device() -> Verdict {
     Ok(before.wait(Duration::ZERO)?)
 }
 
-fn resident(device: &Arc<dyn Device>, count: &BufferView) -> Result<Arc<dyn Resident>, Need> {
+type Started = Result<Arc<dyn Resident>, ResidentError>;
+
+fn start(device: &Arc<dyn Device>, count: &BufferView) -> Result<Started, Need> {
     let contract = KernelContract::new("counting", [Param::read_write(4).aligned(4)]).resident();
     let kernel = kernel(device, &contract, COUNTING)?;
     let args = [Arg::Buffer(count)];
     let desc = ResidentDesc::new(Launch::new(&kernel, [1; 3], &args)?);
-    Ok(device.residents().ok_or("the family is there")?.launch(&desc)?)
+    Ok(device.residents().ok_or("the family is there")?.launch(&desc))
 }
 
 fn a_resident_fails_with_its_device() -> Verdict {
     let (_turn, config) = interposed::config()?;
     let (_backend, device) = open(&config)?;
     let count = memory(&device, BufferDesc::host_visible(4))?;
-    let (running, parked) = (resident(&device, &count)?, resident(&device, &count)?);
+    let (running, parked) = (start(&device, &count)??, start(&device, &count)??);
     parked.park(Deadline::within(PATIENCE))?;
     lose(&device, &count)?;
     // The batch under way comes to its end first.
@@ -284,6 +290,25 @@ fn memory_that_is_not_there_is_named() -> Verdict {
     assert_eq!(device.memory()?.free, free);
     assert!(device.failure().is_none());
     Ok(())
+}
+
+/// The words that it and the host exchange are memory of the device's own.
+fn a_resident_without_memory_is_not_started() -> Verdict {
+    let (_turn, config) = interposed::config()?;
+    let (_backend, device) = open(&config)?;
+    let count = memory(&device, BufferDesc::host_visible(4))?;
+    ALLOCATE.fail(NO_HOST_MEMORY);
+    // What is left of the allocation that small buffers share.
+    let mut taken = Vec::new();
+    for size in [1 << 18, 1 << 13, 64] {
+        taken.extend(std::iter::from_fn(|| device.allocate(&BufferDesc::host_visible(size)).ok()));
+    }
+    let said = start(&device, &count)?.err().ok_or("it was started")?;
+    assert!(matches!(said, ResidentError::Memory(_)), "{said:?}");
+    assert_eq!(said.class(), ErrorClass::Exhausted);
+    assert_eq!(device.residents().ok_or("the family is there")?.budget().used, 0);
+    drop(taken);
+    Ok(start(&device, &count)??.stop(Deadline::within(PATIENCE))?)
 }
 
 /// The queue whose work it was stops; the device and its other queues go on.

@@ -206,7 +206,7 @@ fn corpus(workspace: &Workspace, variable: impl Fn(&str) -> Option<PathBuf>) -> 
     }
 }
 
-/// The suite on Vulkan drivers that need no GPU: each alone, and both as devices of one program.
+/// The suite, and the backend's own, on Vulkan drivers that need no GPU: each alone, and both as devices of one program.
 fn vulkan(options: &Options, drivers: Option<&Drivers>) -> [Leg; 3] {
     [
         vulkan_leg("vulkan on lavapipe", options, drivers, &[Driver::Lavapipe], &WATCHED),
@@ -254,6 +254,7 @@ fn cargo_test(args: &[String], targets: &str) -> Cmd {
     with_args(command, args)
 }
 
+/// With arguments for the test programs.
 fn with_args(command: Cmd, args: &[String]) -> Cmd {
     if args.is_empty() { command } else { command.arg("--").args(args.iter().cloned()) }
 }

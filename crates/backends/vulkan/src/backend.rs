@@ -18,6 +18,7 @@ use crate::{
     memory::Used,
     module::FORMATS,
     reactor::ReactorOwner,
+    resident::Budget,
 };
 
 /// The backend's name.
@@ -129,23 +130,26 @@ impl Backend for VulkanBackend {
 
 /// The devices of the seam: the first copy of each physical device, then the second ones, so that neighbours differ.
 fn slots(usable: &[Physical], copies: u32) -> Vec<Slot> {
-    let used: Vec<_> = usable.iter().map(|_| Arc::new(Used::default())).collect();
-    let pairs = (0..copies).flat_map(|copy| usable.iter().zip(&used).map(move |pair| (pair, copy)));
+    let budget = |physical: &Physical| Arc::new(Budget::new(multiprocessors(&physical.capabilities)));
+    let shared: Vec<_> =
+        usable.iter().map(|physical| (Arc::new(Used::default()), budget(physical))).collect();
+    let pairs = (0..copies).flat_map(|copy| usable.iter().zip(&shared).map(move |pair| (pair, copy)));
     let devices: Vec<_> = (0..)
         .zip(pairs)
-        .map(|(ordinal, ((physical, used), copy))| (physical, info(physical, ordinal, copy), used))
+        .map(|(ordinal, ((physical, shared), copy))| (physical, info(physical, ordinal, copy), shared))
         .collect();
     let within_reach = |own: &Physical, id: DeviceId| -> Vec<DeviceId> {
         let reaches = |other: &Physical| own.capabilities.shares_silicon(&other.capabilities);
         let others = devices.iter().filter(|(other, info, _)| info.id != id && reaches(other));
         others.map(|(_, info, _)| info.id).collect()
     };
-    let slot = |(physical, info, used): &(&Physical, DeviceInfo, &Arc<Used>)| Slot {
+    let slot = |(physical, info, (used, budget)): &(&Physical, DeviceInfo, &(Arc<Used>, Arc<Budget>))| Slot {
         facts: Facts {
             within_reach: within_reach(physical, info.id),
             info: info.clone(),
             physical: (*physical).clone(),
             used: Arc::clone(used),
+            budget: Arc::clone(budget),
         },
         open: Mutex::default(),
     };

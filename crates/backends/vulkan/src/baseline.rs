@@ -75,9 +75,11 @@ impl Baseline {
     /// # Errors
     ///
     /// As for [`Queue::submit`](warpweft_core_types::Queue::submit), and the driver's.
+    #[expect(unsafe_code, reason = "records commands for memory that operations name")]
     pub fn record(&self, ops: &[Op<'_>]) -> Result<Prerecorded, SubmitError> {
         ops.iter().try_for_each(|op| self.tools.check(op))?;
-        let work = Work::record(&self.tools, ops);
+        // SAFETY: `check` took each of them.
+        let work = unsafe { Work::record(&self.tools, ops) };
         let work = work.map_err(|error| SubmitError::Failed(self.tools.gpu.judge(error)))?;
         Ok(Prerecorded {
             work: Arc::new(work),
@@ -156,15 +158,21 @@ impl Prerecorded {
 }
 
 impl Work {
-    fn record(tools: &Arc<Tools>, ops: &[Op<'_>]) -> Result<Self, DriverError> {
+    /// # Safety
+    ///
+    /// - `Tools::check` took each operation.
+    #[expect(unsafe_code, reason = "records commands for memory that operations name")]
+    unsafe fn record(tools: &Arc<Tools>, ops: &[Op<'_>]) -> Result<Self, DriverError> {
         let mut recording = Recording::primary(&tools.gpu)?;
-        recording.begin()?;
+        // SAFETY: it is new.
+        unsafe { recording.begin() }?;
         for (position, op) in ops.iter().enumerate() {
             wait_until_zeroed(op)?;
             if position > 0 {
                 recording.barrier();
             }
-            tools.record(op, &mut recording)?;
+            // SAFETY: the caller's word.
+            unsafe { tools.record(op, &mut recording) }?;
         }
         recording.show_host();
         recording.end()?;

@@ -5,8 +5,9 @@ use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd};
 use std::{
     any::Any,
     fmt,
+    ops::Range,
     ptr::NonNull,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
 };
 
 use ash::vk;
@@ -17,6 +18,7 @@ use crate::{
     gpu::Gpu,
     instance::failed,
     pages,
+    record::Recording,
     service::Service,
     timeline::Ticket,
 };
@@ -61,8 +63,8 @@ pub(crate) struct Block {
     mapped: Option<Address>,
     exportable: bool,
     kind: MemoryKind,
-    /// The same memory as other devices see it.
-    seen_by: Mutex<Vec<Arc<Block>>>,
+    /// The same memory as other devices see it, and where it starts in their blocks.
+    seen_by: Mutex<Vec<(Arc<Block>, u64)>>,
     /// The host memory that was imported, which this keeps alive.
     imported: Option<HostMemory>,
 }
@@ -78,7 +80,7 @@ impl Block {
     ) -> Result<Arc<Self>, DriverError> {
         let page = gpu.capabilities().host_import.filter(|_| kind == MemoryKind::HostVisible);
         if let Some(memory) = page.and_then(|page| pages::allocate(size, page))
-            && let Ok(block) = Self::create(gpu, size, kind, Source::Host(memory))
+            && let Ok((block, 0)) = Self::import(gpu, kind, memory)
         {
             return Ok(block);
         }
@@ -90,6 +92,36 @@ impl Block {
             }
             result => result,
         }
+    }
+
+    /// Host memory, and where it starts in its block. Drivers need not take memory twice, so what is in a block of the
+    /// device already is a part of that.
+    pub(crate) fn import(
+        gpu: &Arc<Gpu>,
+        kind: MemoryKind,
+        memory: HostMemory,
+    ) -> Result<(Arc<Self>, u64), ImportError> {
+        // Let go of behind the lock, since they may be the last.
+        let blocks: Vec<Arc<Self>>;
+        // Held until the new block is in the list. Nothing but the driver runs under it.
+        let mut known = gpu.imports.list();
+        // A block on its way out is no obstacle.
+        blocks = known.iter().filter_map(Weak::upgrade).collect();
+        known.retain(|block| block.strong_count() > 0);
+        let wanted = range_of(&memory);
+        for block in &blocks {
+            let Some(own) = block.imported.as_ref().map(range_of) else { continue };
+            if own.start <= wanted.start && wanted.end <= own.end {
+                return Ok((Arc::clone(block), (wanted.start - own.start) as u64));
+            }
+            if own.start < wanted.end && wanted.start < own.end {
+                return Err(ImportError::Overlaps);
+            }
+        }
+        let size = memory.len() as u64;
+        let block = Self::create(gpu, size, kind, Source::Host(memory)).map_err(ImportError::Driver)?;
+        known.push(Arc::downgrade(&block));
+        Ok((block, 0))
     }
 
     pub(crate) fn create(
@@ -169,19 +201,25 @@ impl Block {
         start: u64,
         size: u64,
     ) -> Result<Option<Ticket>, DriverError> {
+        let end = start.checked_add(size).and_then(|end| end.checked_next_multiple_of(4));
+        if end.is_none_or(|end| end > self.size) || !start.is_multiple_of(4) || size == 0 {
+            return Err(failed("vkCmdFillBuffer")(vk::Result::ERROR_UNKNOWN));
+        }
         let (Some(Address(base)), Ok(offset), Ok(len)) =
             (self.mapped, usize::try_from(start), usize::try_from(size))
         else {
             let keep: Arc<dyn Any + Send + Sync> = Arc::clone(self) as _;
-            let zeroed = service.submit(Some(keep), |recording| {
-                recording.fill_words(self.buffer, start, size.next_multiple_of(4), 0);
+            let record = |recording: &mut Recording| {
+                // SAFETY: words of this block, as was seen above.
+                unsafe { recording.fill_words(self.buffer, start, size.next_multiple_of(4), 0) };
                 Ok(())
-            });
-            return zeroed.map(Some);
+            };
+            // SAFETY: the commands touch this block, which is kept.
+            return unsafe { service.submit(Some(keep), record) }.map(Some);
         };
         let at = base.as_ptr().wrapping_add(offset);
-        // SAFETY: the range was just taken from this mapped block, so that nobody else has it, and lies within it;
-        // no Rust reference to device memory is ever made.
+        // SAFETY: the range lies within this block, as was seen above, all of which is mapped for as long as it
+        // lives; no Rust reference to device memory is ever made.
         unsafe { std::ptr::write_bytes(at, 0, len) };
         Ok(None)
     }
@@ -202,29 +240,36 @@ impl Block {
         Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
     }
 
-    /// The buffer by which a device uses this memory: its own, or one of the same silicon.
-    pub(crate) fn seen_by(&self, gpu: &Arc<Gpu>) -> Result<vk::Buffer, DriverError> {
+    /// The buffer by which a device uses this memory, and where the memory starts in it: its own, or one of the same
+    /// silicon.
+    pub(crate) fn seen_by(&self, gpu: &Arc<Gpu>) -> Result<(vk::Buffer, u64), DriverError> {
         if Arc::ptr_eq(&self.gpu, gpu) {
-            return Ok(self.buffer);
+            return Ok((self.buffer, 0));
         }
         // Nothing but the driver runs under the lock.
         let mut seen = self.seen_by.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(known) = seen.iter().find(|known| Arc::ptr_eq(&known.gpu, gpu)) {
-            return Ok(known.buffer);
+        if let Some((known, start)) = seen.iter().find(|(known, _)| Arc::ptr_eq(&known.gpu, gpu)) {
+            return Ok((known.buffer, *start));
         }
-        let import = self.pass_on(gpu)?;
+        let (import, start) = self.pass_on(gpu)?;
         let buffer = import.buffer;
-        seen.push(import);
-        Ok(buffer)
+        seen.push((import, start));
+        Ok((buffer, start))
     }
 
     /// The same memory for another device of the silicon.
-    fn pass_on(&self, gpu: &Arc<Gpu>) -> Result<Arc<Self>, DriverError> {
-        let source = match &self.imported {
-            Some(memory) => Source::Host(memory.clone()),
-            None => self.descriptor()?,
+    fn pass_on(&self, gpu: &Arc<Gpu>) -> Result<(Arc<Self>, u64), DriverError> {
+        let Some(memory) = &self.imported else {
+            return Ok((Self::create(gpu, self.size, self.kind, self.descriptor()?)?, 0));
         };
-        Self::create(gpu, self.size, self.kind, source)
+        match Self::import(gpu, self.kind, memory.clone()) {
+            Ok(import) => Ok(import),
+            Err(ImportError::Driver(error)) => Err(error),
+            // Whether it takes a part of it twice is for the driver to say.
+            Err(ImportError::Overlaps) => {
+                Ok((Self::create(gpu, self.size, self.kind, Source::Host(memory.clone()))?, 0))
+            }
+        }
     }
 
     #[cfg(unix)]
@@ -249,6 +294,29 @@ impl Block {
     pub(crate) const fn mapped(&self) -> Option<Address> {
         self.mapped
     }
+}
+
+/// Blocks of a device that are host memory.
+#[derive(Debug, Default)]
+pub(crate) struct Imports(Mutex<Vec<Weak<Block>>>);
+
+impl Imports {
+    fn list(&self) -> MutexGuard<'_, Vec<Weak<Block>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Why host memory was not imported.
+#[derive(Debug)]
+pub(crate) enum ImportError {
+    /// A part of it is in a block already, and a part is not.
+    Overlaps,
+    Driver(DriverError),
+}
+
+fn range_of(memory: &HostMemory) -> Range<usize> {
+    let first = memory.base().addr().get();
+    first..first.saturating_add(memory.len())
 }
 
 impl fmt::Debug for Block {
@@ -298,6 +366,9 @@ impl<'a> RawBuffer<'a> {
             Source::Descriptor(_) => vk::ExternalMemoryHandleTypeFlags::OPAQUE_FD,
             Source::Host(_) => vk::ExternalMemoryHandleTypeFlags::HOST_ALLOCATION_EXT,
         };
+        if size == 0 || size > gpu.capabilities().allocation_bytes {
+            return Err(failed("vkCreateBuffer")(vk::Result::ERROR_OUT_OF_DEVICE_MEMORY));
+        }
         let mut external = vk::ExternalMemoryBufferCreateInfo::default().handle_types(handles);
         let mut info = vk::BufferCreateInfo::default()
             .size(size)
@@ -306,7 +377,7 @@ impl<'a> RawBuffer<'a> {
         if !handles.is_empty() {
             info = info.push_next(&mut external);
         }
-        // SAFETY: the device is live; the size is at least 1 and within its limit (callers compare).
+        // SAFETY: the device is live; the size is at least 1 and within its limit, as was seen above.
         let raw = unsafe { gpu.raw.create_buffer(&info, None) }.map_err(failed("vkCreateBuffer"))?;
         Ok(Self { gpu, raw })
     }
@@ -382,7 +453,7 @@ fn allocate(
         .memory_type(allowed, &preferred(kind))
         .ok_or_else(|| failed(api)(vk::Result::ERROR_FEATURE_NOT_PRESENT))?;
     // SAFETY: the type is one that the buffer allows and the size what it needs; an imported pointer is aligned
-    // (callers check) and lives as long as the block, which holds its owner.
+    // (`types_of_pointer`), and its owner goes into the block with the memory that is allocated here.
     let memory = unsafe { gpu.raw.allocate_memory(&info.memory_type_index(memory_type), None) };
     Ok((memory.map_err(failed(api))?, memory_type))
 }
@@ -393,12 +464,18 @@ fn types_of_pointer(gpu: &Gpu, memory: &HostMemory) -> Result<u32, DriverError> 
     let api = "vkGetMemoryHostPointerPropertiesEXT";
     let functions =
         gpu.by_pointer.as_ref().ok_or_else(|| failed(api)(vk::Result::ERROR_EXTENSION_NOT_PRESENT))?;
+    let multiple = gpu.capabilities().host_import.unwrap_or(u64::MAX);
+    let (address, len) = (memory.base().addr().get() as u64, memory.len() as u64);
+    // Drivers take what is not aligned, and use it wrongly.
+    if !address.is_multiple_of(multiple) || !len.is_multiple_of(multiple) {
+        return Err(failed(api)(vk::Result::ERROR_INVALID_EXTERNAL_HANDLE));
+    }
     let mut properties = vk::MemoryHostPointerPropertiesEXT::default();
     let handle = vk::ExternalMemoryHandleTypeFlags::HOST_ALLOCATION_EXT;
     let (device, pointer) = (gpu.raw.handle(), memory.base().as_ptr().cast());
     let ask = functions.fp().get_memory_host_pointer_properties_ext;
     // SAFETY: the device is live and has the extension; the memory is valid by the word of `HostMemory::new`, and
-    // aligned (callers check).
+    // aligned, as was seen above.
     unsafe { ask(device, handle, pointer, &mut properties) }.result().map_err(failed(api))?;
     Ok(properties.memory_type_bits)
 }

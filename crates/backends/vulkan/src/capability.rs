@@ -265,7 +265,11 @@ fn capabilities_of(
         allocation_bytes: answers
             .properties11
             .max_memory_allocation_size
-            .min(answers.properties13.max_buffer_size),
+            .min(answers.properties13.max_buffer_size)
+            // Far below where sums of sizes and places end; sizes are rounded up to words.
+            .min(i64::MAX.unsigned_abs())
+            / 4
+            * 4,
         memory_bytes: memory.memory_heaps.get(largest_device_heap(memory)).map_or(0, |heap| heap.size),
         opaque_fd: false,
         host_import: None,

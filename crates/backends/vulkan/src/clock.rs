@@ -2,8 +2,8 @@
 
 use std::{
     fmt,
-    sync::{Arc, Mutex, PoisonError},
-    time::{Duration, Instant},
+    sync::{Arc, Condvar, Mutex, PoisonError},
+    time::Instant,
 };
 
 use ash::vk;
@@ -15,6 +15,7 @@ use crate::{
     gpu::Gpu,
     instance::failed,
     memory::{Arena, VulkanBuffer},
+    record::Recording,
     service::Service,
 };
 
@@ -22,14 +23,36 @@ use crate::{
 pub(crate) struct Clock {
     gpu: Arc<Gpu>,
     service: Arc<Service>,
-    /// Eight bytes for the device's answer, for one question at a time.
-    answer: Mutex<Arc<VulkanBuffer>>,
+    /// Eight bytes for the device's answer, for one question at a time; `None` while one is asked.
+    ///
+    /// A question that was given up may still be answered, by work in front of the next one's.
+    answer: Mutex<Option<Arc<VulkanBuffer>>>,
+    free: Condvar,
+}
+
+/// The bytes while a question has them.
+struct Taken<'a> {
+    clock: &'a Clock,
+    answer: Arc<VulkanBuffer>,
+}
+
+impl Drop for Taken<'_> {
+    fn drop(&mut self) {
+        let answer = Some(Arc::clone(&self.answer));
+        *self.clock.answer.lock().unwrap_or_else(PoisonError::into_inner) = answer;
+        self.clock.free.notify_one();
+    }
 }
 
 impl Clock {
     pub(crate) fn create(gpu: &Arc<Gpu>, arena: &Arena, service: &Arc<Service>) -> Result<Self, AllocError> {
         let answer = Arc::new(arena.allocate(&BufferDesc::host_visible(8))?);
-        Ok(Self { gpu: Arc::clone(gpu), service: Arc::clone(service), answer: Mutex::new(answer) })
+        Ok(Self {
+            gpu: Arc::clone(gpu),
+            service: Arc::clone(service),
+            answer: Mutex::new(Some(answer)),
+            free: Condvar::new(),
+        })
     }
 
     /// Asks the driver, if it tells.
@@ -41,22 +64,27 @@ impl Clock {
         // SAFETY: the device is live and has the extension, which has this domain.
         let answer = unsafe { functions.get_calibrated_timestamps(&asked) };
         let after = Instant::now();
-        let sample = |(times, _deviation): (Vec<u64>, u64)| ClockSample {
-            before,
-            after,
-            device_ns: times.first().copied().unwrap_or(0),
-        };
-        Some(answer.map(sample).map_err(failed("vkGetCalibratedTimestampsEXT")))
+        let asked = answer.map_err(failed("vkGetCalibratedTimestampsEXT"));
+        let silent = || failed("vkGetCalibratedTimestampsEXT")(vk::Result::INCOMPLETE);
+        let time = asked.and_then(|(times, _deviation)| times.first().copied().ok_or_else(silent));
+        Some(time.map(|device_ns| ClockSample { before, after, device_ns }))
     }
 
     /// Has the device write its time.
-    fn exchange(&self, remaining: Duration) -> Result<Option<ClockSample>, DriverError> {
-        let answer = self.answer.lock().unwrap_or_else(PoisonError::into_inner);
+    #[expect(unsafe_code, reason = "submits work on memory that it keeps")]
+    fn exchange(&self, deadline: Deadline) -> Result<Option<ClockSample>, DriverError> {
+        let Some(taken) = self.take(deadline) else { return Ok(None) };
+        let answer = &taken.answer;
         let before = Instant::now();
         let span = answer.span();
-        let asked =
-            self.service.submit(Some(Arc::clone(&*answer) as _), |recording| recording.stamp(span))?;
-        if !asked.wait(remaining)? {
+        let record = |recording: &mut Recording| {
+            // SAFETY: eight bytes of a buffer, which start at a multiple of `ALIGNMENT`; the device has a clock,
+            // since it is asked for one (`Device::clock`).
+            unsafe { recording.stamp(span) }
+        };
+        // SAFETY: the buffer is kept.
+        let asked = unsafe { self.service.submit(Some(Arc::clone(answer) as _), record) }?;
+        if !asked.wait(deadline.remaining())? {
             return Ok(None);
         }
         let after = Instant::now();
@@ -67,6 +95,21 @@ impl Clock {
         }
         Ok(Some(ClockSample { before, after, device_ns: u64::from_le_bytes(bytes) }))
     }
+
+    /// The bytes, once no other question has them.
+    fn take(&self, deadline: Deadline) -> Option<Taken<'_>> {
+        let mut answer = self.answer.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            if let Some(answer) = answer.take() {
+                return Some(Taken { clock: self, answer });
+            }
+            let remaining = deadline.remaining();
+            if remaining.is_zero() {
+                return None;
+            }
+            answer = self.free.wait_timeout(answer, remaining).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
 }
 
 impl DeviceClock for Clock {
@@ -76,8 +119,9 @@ impl DeviceClock for Clock {
         }
         let remaining = deadline.remaining();
         let sample = match self.calibrated() {
-            Some(sample) => sample.map(Some),
-            None => self.exchange(remaining),
+            Some(Ok(sample)) => Ok(Some(sample)),
+            // The device itself may answer where the driver does not.
+            Some(Err(_)) | None => self.exchange(deadline),
         };
         sample
             .map_err(|error| self.gpu.judge(error))?

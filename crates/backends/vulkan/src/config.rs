@@ -1,6 +1,15 @@
 //! Which driver stack the backend uses, and how.
 
-use std::path::PathBuf;
+use std::{
+    ffi::{c_char, c_void},
+    path::PathBuf,
+};
+
+/// `vkGetInstanceProcAddr`, by which a loader gives all its functions. The first argument is a `VkInstance`.
+pub type EntryPoint = unsafe extern "system" fn(
+    instance: *mut c_void,
+    name: *const c_char,
+) -> Option<unsafe extern "system" fn()>;
 
 /// How the Vulkan backend is opened.
 ///
@@ -23,11 +32,13 @@ pub struct VulkanConfig {
     /// Whether device memory counts as out of the host's reach where the host could write it, as it is on
     /// discrete GPUs.
     pub unmapped: bool,
+    /// Instead of a loader's file.
+    pub(crate) entry: Option<EntryPoint>,
 }
 
 impl Default for VulkanConfig {
     fn default() -> Self {
-        Self { loader: None, copies: 1, validation: false, unmapped: false }
+        Self { loader: None, copies: 1, validation: false, unmapped: false, entry: None }
     }
 }
 
@@ -36,6 +47,20 @@ impl VulkanConfig {
     #[must_use]
     pub fn with_loader(mut self, path: impl Into<PathBuf>) -> Self {
         self.loader = Some(path.into());
+        self
+    }
+
+    /// Takes a loader that is in the program already, such as one that it is linked with, or functions that stand in
+    /// front of a loader's.
+    ///
+    /// # Safety
+    ///
+    /// - The function does what the loader's `vkGetInstanceProcAddr` does, and so does what it gives, until the backend
+    ///   and everything that was opened with it are gone.
+    #[must_use]
+    #[expect(unsafe_code, reason = "takes a function on the caller's word")]
+    pub unsafe fn with_entry_point(mut self, entry: EntryPoint) -> Self {
+        self.entry = Some(entry);
         self
     }
 

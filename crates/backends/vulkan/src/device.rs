@@ -4,7 +4,7 @@ use std::{
     any::Any,
     fmt,
     sync::{
-        Arc, Mutex, PoisonError, Weak,
+        Arc, Weak,
         atomic::{AtomicU32, Ordering},
     },
 };
@@ -20,10 +20,11 @@ use warpweft_core_types::{SharedMemory, Sharing};
 
 use crate::{
     capability::{Capabilities, Physical},
+    chores::Hold,
     clock::Clock,
     gpu::Gpu,
     graph::VulkanGraph,
-    instance::{Instance, unavailable},
+    instance::Instance,
     memory::{ALIGNMENT, Arena, Used, VulkanBuffer},
     module::{Loader, VulkanModule},
     probe,
@@ -45,6 +46,8 @@ pub(crate) struct Facts {
     pub(crate) physical: Physical,
     /// Bytes handed out by all devices of this silicon.
     pub(crate) used: Arc<Used>,
+    /// What residents of all devices of this silicon may take.
+    pub(crate) budget: Arc<Budget>,
     /// Other devices of the same silicon.
     pub(crate) within_reach: Vec<DeviceId>,
 }
@@ -83,14 +86,11 @@ pub(crate) struct VulkanDevice {
     arena: Arena,
     tools: Arc<Tools>,
     clock: Clock,
-    scratch: VulkanBuffer,
+    scratch: Arc<VulkanBuffer>,
     /// The thread that looks after queues goes on while there is a device, whatever became of the backend.
     reactor: Arc<ReactorOwner>,
     budget: Arc<Budget>,
-    ways: Arc<AtomicU32>,
     queue_count: AtomicU32,
-    /// Queues that may hold work when the device goes away.
-    queues: Mutex<Vec<Weak<QueueCore>>>,
     /// Queues and residents keep their device open through this.
     this: Weak<Self>,
 }
@@ -101,13 +101,14 @@ impl VulkanDevice {
         reactor: &Arc<ReactorOwner>,
         facts: &Facts,
     ) -> Result<Arc<Self>, OpenError> {
-        let gpu = Gpu::create(instance, &facts.physical, facts.info.id).map_err(OpenError::Driver)?;
-        let service = Service::new(&gpu).map_err(OpenError::Driver)?;
+        let gpu = Gpu::create(instance, &facts.physical, facts.info.id)?;
+        let refused = |error| gpu.sort(error, OpenError::Failed, OpenError::Driver);
+        let service = Service::new(&gpu).map_err(refused)?;
         let arena = Arena::new(&gpu, &service, &facts.used, !facts.within_reach.is_empty());
         probe::check(&gpu, &arena, &service)?;
         let tools = Tools::create(&gpu, &arena, facts.within_reach.clone()).map_err(no_memory)?;
         let clock = Clock::create(&gpu, &arena, &service).map_err(no_memory)?;
-        let scratch = arena.allocate(&BufferDesc::host_visible(SCRATCH)).map_err(no_memory)?;
+        let scratch = Arc::new(arena.allocate(&BufferDesc::host_visible(SCRATCH)).map_err(no_memory)?);
         Ok(Arc::new_cyclic(|this| Self {
             info: facts.info.clone(),
             features: facts.features(),
@@ -119,10 +120,8 @@ impl VulkanDevice {
             clock,
             scratch,
             reactor: Arc::clone(reactor),
-            budget: Arc::new(Budget::new(facts.info.multiprocessors)),
-            ways: Arc::default(),
+            budget: Arc::clone(&facts.budget),
             queue_count: AtomicU32::new(0),
-            queues: Mutex::default(),
             this: this.clone(),
         }))
     }
@@ -132,17 +131,21 @@ impl VulkanDevice {
         device.downcast_ref()
     }
 
-    /// What its work is checked against and recorded with.
-    pub(crate) const fn tools(&self) -> &Arc<Tools> {
-        &self.tools
-    }
-
     fn id(&self) -> DeviceId {
         self.info.id
     }
 
     fn capabilities(&self) -> &Capabilities {
         self.gpu.capabilities()
+    }
+
+    pub(crate) const fn gpu(&self) -> &Arc<Gpu> {
+        &self.gpu
+    }
+
+    /// What its work is checked against and recorded with.
+    pub(crate) const fn tools(&self) -> &Arc<Tools> {
+        &self.tools
     }
 
     fn handle(&self) -> Result<Arc<Self>, Arc<Failure>> {
@@ -156,11 +159,11 @@ impl VulkanDevice {
 }
 
 /// What it means for opening that a device gives no memory.
-fn no_memory(error: AllocError) -> OpenError {
+pub(crate) fn no_memory(error: AllocError) -> OpenError {
     match error {
         AllocError::Driver(error) => OpenError::Driver(error),
         AllocError::Failed(failure) => OpenError::Failed(failure),
-        error => unavailable(format!("memory: {error}")),
+        error => OpenError::Memory(error),
     }
 }
 
@@ -182,7 +185,8 @@ impl Device for VulkanDevice {
     }
 
     fn allocate(&self, desc: &BufferDesc) -> Result<Arc<dyn Buffer>, AllocError> {
-        Ok(Arc::new(self.arena.allocate(desc)?))
+        let device = self.handle().map_err(AllocError::Failed)?;
+        Ok(self.arena.allocate(desc)?.of_device(device))
     }
 
     fn create_queue(&self, desc: &QueueDesc) -> Result<Arc<dyn Queue>, OpenError> {
@@ -194,13 +198,12 @@ impl Device for VulkanDevice {
         let device = self.handle().map_err(OpenError::Failed)?;
         // Relaxed: a number that orders nothing.
         let number = self.queue_count.fetch_add(1, Ordering::Relaxed);
-        let core =
-            QueueCore::new(&self.tools, self.reactor.shared(), number, desc).map_err(OpenError::Driver)?;
-        let mut queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
-        queues.retain(|queue| queue.strong_count() > 0);
-        queues.push(Arc::downgrade(&core));
-        drop(queues);
-        Ok(Arc::new(VulkanQueue { core, _device: device }))
+        let refused = |error| self.gpu.sort(error, OpenError::Failed, OpenError::Driver);
+        let core = QueueCore::new(&self.tools, self.reactor.shared(), number, desc).map_err(refused)?;
+        self.gpu.holders.add(&core);
+        // It may have been lost since it was seen to be alive.
+        self.alive()?;
+        Ok(Arc::new(VulkanQueue { core, _device: Hold::new(device) }))
     }
 
     fn create_semaphore(&self, initial: u64) -> Result<Arc<dyn Semaphore>, OpenError> {
@@ -209,10 +212,12 @@ impl Device for VulkanDevice {
     }
 
     fn load(&self, code: &KernelCode) -> Result<Arc<dyn Module>, LoadError> {
+        let device = self.handle().map_err(LoadError::Failed)?;
         let loader = Loader {
             gpu: &self.gpu,
             service: &self.service,
-            scratch: self.scratch.span(),
+            scratch: &self.scratch,
+            device: &device,
             limits: &self.limits,
         };
         Ok(Arc::new(VulkanModule::load(loader, code)?))
@@ -275,24 +280,32 @@ impl HostImport for VulkanDevice {
             let reason = format!("address {address:#x} or size {len} is not a multiple of {multiple}");
             return Err(AllocError::CannotImport { device, reason });
         }
-        Ok(Arc::new(self.arena.import_host(memory)?))
+        let holder = self.handle().map_err(AllocError::Failed)?;
+        Ok(self.arena.import_host(memory)?.of_device(holder))
     }
 }
 
 #[cfg(unix)]
 impl Sharing for VulkanDevice {
     fn allocate_shareable(&self, size: u64) -> Result<Arc<dyn Buffer>, AllocError> {
-        Ok(Arc::new(self.arena.allocate_shareable(size)?))
+        let device = self.handle().map_err(AllocError::Failed)?;
+        Ok(self.arena.allocate_shareable(size)?.of_device(device))
     }
 
     fn export(&self, buffer: &dyn Buffer) -> Result<SharedMemory, AllocError> {
         let refuse = |reason: String| AllocError::CannotExport { device: self.id(), reason };
+        if let Some(failure) = self.gpu.failure() {
+            return Err(AllocError::Failed(failure));
+        }
         let any: &dyn Any = buffer;
         let own = any.downcast_ref::<VulkanBuffer>().filter(|own| own.is_of(&self.gpu));
         let descriptor = own
             .and_then(VulkanBuffer::export)
             .ok_or_else(|| refuse("it was not allocated to be shared".to_owned()))?
-            .map_err(|error| refuse(error.to_string()))?;
+            .map_err(|error| {
+                let reason = error.to_string();
+                self.gpu.sort(error, AllocError::Failed, |_| refuse(reason))
+            })?;
         Ok(SharedMemory { device: self.id().uuid, size: buffer.size(), descriptor })
     }
 
@@ -301,13 +314,15 @@ impl Sharing for VulkanDevice {
             let reason = format!("it is memory of {}", memory.device);
             return Err(AllocError::CannotImport { device: self.id(), reason });
         }
-        Ok(Arc::new(self.arena.import_shared(memory.size, memory.descriptor)?))
+        let device = self.handle().map_err(AllocError::Failed)?;
+        Ok(self.arena.import_shared(memory.size, memory.descriptor)?.of_device(device))
     }
 }
 
 impl Graphs for VulkanDevice {
     fn prepare(&self, nodes: &[GraphNode]) -> Result<Arc<dyn Graph>, GraphError> {
-        Ok(Arc::new(VulkanGraph::prepare(&self.tools, nodes)?))
+        let device = self.handle().map_err(GraphError::Failed)?;
+        Ok(Arc::new(VulkanGraph::prepare(&device, nodes)?))
     }
 }
 
@@ -322,10 +337,9 @@ impl Residents for VulkanDevice {
         }
         self.tools.check_launch(&desc.launch)?;
         let device = self.handle().map_err(ResidentError::Failed)?;
-        let quarters =
-            Quarters { tools: &self.tools, arena: &self.arena, budget: &self.budget, ways: &self.ways };
+        let quarters = Quarters { tools: &self.tools, arena: &self.arena, budget: &self.budget };
         let core = ResidentCore::launch(quarters, desc)?;
-        Ok(Arc::new(VulkanResident { core, _device: device }))
+        Ok(Arc::new(VulkanResident { core, _device: Hold::new(device) }))
     }
 
     fn budget(&self) -> ResidentBudget {
@@ -333,25 +347,7 @@ impl Residents for VulkanDevice {
     }
 
     fn give_way(&self) -> GiveWay {
-        GiveWay::new(Way::open(&self.ways))
-    }
-}
-
-/// While it lives, residents make short batches.
-#[derive(Debug)]
-struct Way(Arc<AtomicU32>);
-
-impl Way {
-    fn open(ways: &Arc<AtomicU32>) -> Self {
-        // Relaxed, here and below: a hint that orders nothing.
-        ways.fetch_add(1, Ordering::Relaxed);
-        Self(Arc::clone(ways))
-    }
-}
-
-impl Drop for Way {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
+        GiveWay::new(self.gpu.gate.open())
     }
 }
 
@@ -366,9 +362,6 @@ impl fmt::Debug for VulkanDevice {
 
 impl Drop for VulkanDevice {
     fn drop(&mut self) {
-        let queues = std::mem::take(&mut *self.queues.lock().unwrap_or_else(PoisonError::into_inner));
-        for queue in queues.iter().filter_map(Weak::upgrade) {
-            queue.close();
-        }
+        self.gpu.holders.close();
     }
 }

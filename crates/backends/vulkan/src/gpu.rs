@@ -9,13 +9,19 @@ use std::{
     },
 };
 
-use ash::{ext, khr, vk};
+#[cfg(unix)]
+use ash::khr;
+use ash::{ext, vk};
 use smallvec::SmallVec;
-use warpweft_core_types::{DeviceId, DriverError, Failure};
+use warpweft_core_types::{DeviceId, DriverError, Failure, OpenError};
 
 use crate::{
+    block::Imports,
     capability::{Capabilities, Physical},
+    chores::Chores,
+    gate::Gate,
     instance::{Instance, failed},
+    queue::Queues,
     timeline::Ticket,
 };
 
@@ -24,6 +30,7 @@ pub(crate) struct Gpu {
     pub(crate) raw: ash::Device,
     pub(crate) id: DeviceId,
     pub(crate) physical: Physical,
+    #[cfg(unix)]
     pub(crate) by_descriptor: Option<khr::external_memory_fd::Device>,
     pub(crate) by_pointer: Option<ext::external_memory_host::Device>,
     pub(crate) calibrated: Option<ext::calibrated_timestamps::Device>,
@@ -34,6 +41,13 @@ pub(crate) struct Gpu {
     /// The driver takes one submission at a time for each.
     queues: Vec<Mutex<vk::Queue>>,
     next_queue: AtomicUsize,
+    /// Calls that may wait for what runs.
+    pub(crate) gate: Gate,
+    pub(crate) chores: Chores,
+    /// Host memory that this device uses.
+    pub(crate) imports: Imports,
+    /// Queues of the program that may hold work.
+    pub(crate) holders: Arc<Queues>,
     failure: OnceLock<Arc<Failure>>,
     /// After the device, which is the instance's.
     pub(crate) instance: Arc<Instance>,
@@ -45,8 +59,10 @@ impl Gpu {
         instance: &Arc<Instance>,
         physical: &Physical,
         id: DeviceId,
-    ) -> Result<Arc<Self>, DriverError> {
+    ) -> Result<Arc<Self>, OpenError> {
         let capabilities = &physical.capabilities;
+        let chores = Chores::start(id)
+            .map_err(|error| OpenError::NoThread { what: id.to_string(), reason: error.to_string() })?;
         let priorities = vec![1.0; capabilities.queues as usize];
         let queue_info = [vk::DeviceQueueCreateInfo::default()
             .queue_family_index(physical.queue_family)
@@ -68,7 +84,7 @@ impl Gpu {
         // SAFETY: the device was enumerated by this instance, which has what is enabled (`Physical::ask`); what
         // `info` points to lives until the call returns.
         let raw = unsafe { instance.raw.create_device(physical.raw, &info, None) };
-        let raw = raw.map_err(failed("vkCreateDevice"))?;
+        let raw = raw.map_err(failed("vkCreateDevice")).map_err(|error| not_opened(id, error))?;
         let queues = (0..capabilities.queues)
             .map(|index| {
                 // SAFETY: as many queues of the family were created with the device.
@@ -78,6 +94,7 @@ impl Gpu {
         let entry = &instance.raw;
         let mut gpu = Self {
             id,
+            #[cfg(unix)]
             by_descriptor: capabilities.opaque_fd.then(|| khr::external_memory_fd::Device::new(entry, &raw)),
             by_pointer: capabilities.host_import.map(|_| ext::external_memory_host::Device::new(entry, &raw)),
             calibrated: capabilities
@@ -87,6 +104,10 @@ impl Gpu {
             set_layouts: Mutex::default(),
             queues,
             next_queue: AtomicUsize::new(0),
+            gate: Gate::default(),
+            chores,
+            imports: Imports::default(),
+            holders: Arc::default(),
             failure: OnceLock::new(),
             physical: physical.clone(),
             instance: Arc::clone(instance),
@@ -95,7 +116,8 @@ impl Gpu {
         let cache = vk::PipelineCacheCreateInfo::default();
         // SAFETY: the device is live.
         let cache = unsafe { gpu.raw.create_pipeline_cache(&cache, None) };
-        gpu.pipelines = cache.map_err(failed("vkCreatePipelineCache"))?;
+        gpu.pipelines =
+            cache.map_err(failed("vkCreatePipelineCache")).map_err(|error| not_opened(id, error))?;
         Ok(Arc::new(gpu))
     }
 
@@ -142,9 +164,13 @@ impl Gpu {
     /// Hands a recorded command buffer to a queue: it starts when `waits` are reached, and `signal` is reached when
     /// it is over.
     ///
-    /// What it touches must live until then, and so must the timelines.
+    /// # Safety
+    ///
+    /// - The command buffer was recorded to its end on this device and is in no other submission under way.
+    /// - It lives until the signal is reached, with all that its commands touch and the lines of all tickets.
+    /// - The tickets are of lines of this device, and the signal's value is above those that its line was given before.
     #[expect(unsafe_code, reason = "calls the driver")]
-    pub(crate) fn submit(
+    pub(crate) unsafe fn submit(
         &self,
         queue: usize,
         commands: Option<vk::CommandBuffer>,
@@ -171,8 +197,7 @@ impl Gpu {
             .command_buffer_infos(&commands)
             .signal_semaphore_infos(&signals)];
         let queue = self.queue(queue);
-        // SAFETY: the queue is held by this thread alone; the command buffer was recorded to its end and is in no
-        // other submission; everything else lives by the caller's duty.
+        // SAFETY: the lock keeps the queue to this thread; the rest is the caller's word.
         unsafe { self.raw.queue_submit2(*queue, &submit, vk::Fence::null()) }
             .map_err(failed("vkQueueSubmit2"))
     }
@@ -182,16 +207,63 @@ impl Gpu {
         self.failure.get().cloned()
     }
 
+    /// Takes note of an error; whether the device is lost.
+    pub(crate) fn is_lost_by(&self, error: &DriverError) -> bool {
+        self.judge(error.clone());
+        self.failure().is_some()
+    }
+
     /// What a driver error means for the work that met it. A lost device stays lost.
     pub(crate) fn judge(&self, source: DriverError) -> Arc<Failure> {
         if let Some(failure) = self.failure() {
             return failure;
         }
-        if source.code != i64::from(vk::Result::ERROR_DEVICE_LOST.as_raw()) {
-            return Arc::new(Failure::Driver { device: self.id, source });
+        let failure = Arc::new(failure_of(self.id, source));
+        if !matches!(*failure, Failure::DeviceLost { .. }) {
+            return failure;
         }
-        let lost = Failure::DeviceLost { device: self.id, reason: source.to_string() };
-        Arc::clone(self.failure.get_or_init(|| Arc::new(lost)))
+        let first = self.failure.set(Arc::clone(&failure)).is_ok();
+        if first {
+            // Elsewhere: whoever met the error may hold the lock of a queue.
+            let (holders, failure) = (Arc::clone(&self.holders), Arc::clone(&failure));
+            self.chores.give(move || holders.lose(&failure));
+        }
+        self.failure().unwrap_or(failure)
+    }
+
+    /// An error as a failure, or as the driver's if that is all that it is.
+    pub(crate) fn sort<E>(
+        &self,
+        error: DriverError,
+        failed: impl FnOnce(Arc<Failure>) -> E,
+        driver: impl FnOnce(DriverError) -> E,
+    ) -> E {
+        let failure = self.judge(error.clone());
+        if matches!(*failure, Failure::Driver { .. }) { driver(error) } else { failed(failure) }
+    }
+}
+
+fn failure_of(device: DeviceId, source: DriverError) -> Failure {
+    let is = |result: vk::Result| source.code == i64::from(result.as_raw());
+    if is(vk::Result::ERROR_DEVICE_LOST) {
+        return Failure::DeviceLost { device, reason: source.to_string() };
+    }
+    let exhausted = [
+        vk::Result::ERROR_OUT_OF_HOST_MEMORY,
+        vk::Result::ERROR_OUT_OF_DEVICE_MEMORY,
+        vk::Result::ERROR_OUT_OF_POOL_MEMORY,
+        vk::Result::ERROR_FRAGMENTED_POOL,
+    ];
+    if exhausted.into_iter().any(is) {
+        return Failure::OutOfMemory { device, source };
+    }
+    Failure::Driver { device, source }
+}
+
+fn not_opened(device: DeviceId, error: DriverError) -> OpenError {
+    match failure_of(device, error.clone()) {
+        Failure::Driver { .. } => OpenError::Driver(error),
+        failure => OpenError::Failed(Arc::new(failure)),
     }
 }
 

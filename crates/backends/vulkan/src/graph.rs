@@ -9,11 +9,12 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
+use smallvec::SmallVec;
 use warpweft_core_types::{
     DeviceId, DriverError, Graph, GraphError, GraphNode, GraphOp, Op, OwnedOp, PreparedGraph,
 };
 
-use crate::{gpu::Gpu, record::Recording, timeline::Ticket, work::Tools};
+use crate::{chores::Hold, device::VulkanDevice, gpu::Gpu, record::Recording, timeline::Ticket, work::Tools};
 
 /// What a device prepared.
 pub(crate) struct VulkanGraph {
@@ -21,6 +22,8 @@ pub(crate) struct VulkanGraph {
     /// Whether a node waits for one that was recorded since the last barrier, and needs one in front of it.
     barriers: Vec<bool>,
     state: Mutex<State>,
+    /// A device stays the same while a graph of it is there.
+    _hold: Hold,
 }
 
 #[derive(Debug, Default)]
@@ -37,22 +40,28 @@ pub(crate) struct Recorded {
     ops: Arc<[Arc<GraphOp>]>,
 }
 
+/// The commands to execute, and others to let go where no lock is held.
+pub(crate) type Recordings = SmallVec<[Arc<Recorded>; 2]>;
+
 impl VulkanGraph {
-    pub(crate) fn prepare(tools: &Arc<Tools>, nodes: &[GraphNode]) -> Result<Self, GraphError> {
+    pub(crate) fn prepare(device: &Arc<VulkanDevice>, nodes: &[GraphNode]) -> Result<Self, GraphError> {
+        let tools = device.tools();
         if let Some(failure) = tools.gpu.failure() {
             return Err(GraphError::Failed(failure));
         }
         for (node, entry) in nodes.iter().enumerate() {
             check(tools, node, &entry.op)?;
         }
-        let graph = Self { tools: Arc::clone(tools), barriers: barriers(nodes), state: Mutex::default() };
+        let graph = Self {
+            tools: Arc::clone(tools),
+            barriers: barriers(nodes),
+            state: Mutex::default(),
+            _hold: Hold::new(Arc::clone(device)),
+        };
         let ops: Arc<[Arc<GraphOp>]> = nodes.iter().map(|node| Arc::new(node.op.clone())).collect();
         if graph.is_recorded_once(&ops) {
             let recorded = graph.recorded(&ops);
-            recorded.map_err(|error| match tools.gpu.judge(error.clone()) {
-                failure if tools.gpu.failure().is_some() => GraphError::Failed(failure),
-                _ => GraphError::Driver(error),
-            })?;
+            recorded.map_err(|error| tools.gpu.sort(error, GraphError::Failed, GraphError::Driver))?;
         }
         Ok(graph)
     }
@@ -77,20 +86,22 @@ impl VulkanGraph {
         self.state().last = Some(ticket.clone());
     }
 
-    /// Has `recording` do these operations, and hands out what it executes.
+    /// Has `recording` do the operations of a value of this graph, and hands out what it executes, and what was taken
+    /// the place of.
+    #[expect(unsafe_code, reason = "executes what was recorded")]
     pub(crate) fn replay(
         &self,
         ops: &Arc<[Arc<GraphOp>]>,
-        tools: &Tools,
         recording: &mut Recording,
-    ) -> Result<Option<Arc<Recorded>>, DriverError> {
+    ) -> Result<Recordings, DriverError> {
         if !self.is_recorded_once(ops) {
-            self.record(ops, tools, recording)?;
-            return Ok(None);
+            self.record(ops, recording)?;
+            return Ok(Recordings::new());
         }
         let recorded = self.recorded(ops)?;
-        recording.execute(&recorded.recording);
-        Ok(Some(recorded))
+        // SAFETY: a secondary of this graph's device, which is the recording's (`is_of`), recorded to its end.
+        unsafe { recording.execute(&recorded[0].recording) };
+        Ok(recorded)
     }
 
     /// Two executions of one timestamp at once would share its query, so those are recorded each time.
@@ -98,36 +109,33 @@ impl VulkanGraph {
         !ops.iter().any(|op| op.name() == "timestamp")
     }
 
-    /// The commands for these operations: the ones at hand, or new ones.
-    fn recorded(&self, ops: &Arc<[Arc<GraphOp>]>) -> Result<Arc<Recorded>, DriverError> {
+    /// The commands for these operations: the ones at hand, or new ones; behind them those whose place they took, which
+    /// may be the last to hold somebody's buffers.
+    #[expect(unsafe_code, reason = "begins a recording")]
+    fn recorded(&self, ops: &Arc<[Arc<GraphOp>]>) -> Result<Recordings, DriverError> {
         let mut state = self.state();
         if let Some(recorded) = state.recorded.as_ref().filter(|recorded| recorded.is_of(ops)) {
-            return Ok(Arc::clone(recorded));
+            return Ok([Arc::clone(recorded)].into_iter().collect());
         }
         let mut recording = Recording::secondary(&self.tools.gpu)?;
-        recording.begin()?;
-        self.record(ops, &self.tools, &mut recording)?;
+        // SAFETY: it is new.
+        unsafe { recording.begin() }?;
+        self.record(ops, &mut recording)?;
         recording.end()?;
         let recorded = Arc::new(Recorded { recording, ops: Arc::clone(ops) });
         let before = state.recorded.replace(Arc::clone(&recorded));
-        // Outside the lock: it may be the last to hold somebody's buffers.
-        drop(state);
-        drop(before);
-        Ok(recorded)
+        Ok([recorded].into_iter().chain(before).collect())
     }
 
-    fn record(
-        &self,
-        ops: &[Arc<GraphOp>],
-        tools: &Tools,
-        recording: &mut Recording,
-    ) -> Result<(), DriverError> {
+    #[expect(unsafe_code, reason = "records operations that were checked")]
+    fn record(&self, ops: &[Arc<GraphOp>], recording: &mut Recording) -> Result<(), DriverError> {
         for (op, barrier) in ops.iter().zip(&self.barriers) {
             if *barrier {
                 recording.barrier();
             }
             if let GraphOp::Op(op) = op.as_ref() {
-                op.with(|op| tools.record(op, recording))?;
+                // SAFETY: a node's operation is checked when the graph is prepared and when it is set (`check`).
+                op.with(|op| unsafe { self.tools.record(op, recording) })?;
             }
         }
         Ok(())

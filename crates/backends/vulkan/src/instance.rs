@@ -2,14 +2,17 @@
 
 use std::{
     ffi::{CStr, c_void},
-    fmt,
+    fmt, mem,
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
 };
 
 use ash::{ext, vk};
 use warpweft_core_types::{DriverError, OpenError};
 
-use crate::{backend::NAME, config::VulkanConfig};
+use crate::{
+    backend::NAME,
+    config::{EntryPoint, VulkanConfig},
+};
 
 /// The layer that checks calls.
 const VALIDATION: &CStr = c"VK_LAYER_KHRONOS_validation";
@@ -60,6 +63,7 @@ pub(crate) struct Instance {
 }
 
 impl Instance {
+    #[expect(unsafe_code, reason = "destroys what cannot be used")]
     pub(crate) fn create(config: &VulkanConfig) -> Result<Arc<Self>, OpenError> {
         let entry = load(config)?;
         let version = version_of(&entry)?;
@@ -75,7 +79,8 @@ impl Instance {
         let messenger = match messenger {
             Ok(messenger) => messenger,
             Err(error) => {
-                destroy(&raw);
+                // SAFETY: created just now, and nothing was made of it.
+                unsafe { destroy(&raw) };
                 return Err(OpenError::Driver(error));
             }
         };
@@ -113,6 +118,13 @@ pub fn loader_version(config: &VulkanConfig) -> Result<(u32, u32, u32), OpenErro
 
 #[expect(unsafe_code, reason = "loads a library")]
 fn load(config: &VulkanConfig) -> Result<ash::Entry, OpenError> {
+    if let Some(entry) = config.entry {
+        // SAFETY: handles of instances are pointers, so both types are of one function.
+        let entry = unsafe { mem::transmute::<EntryPoint, vk::PFN_vkGetInstanceProcAddr>(entry) };
+        let functions = ash::StaticFn { get_instance_proc_addr: entry };
+        // SAFETY: it is a loader's function by the word of whoever configured it (`with_entry_point`).
+        return Ok(unsafe { ash::Entry::from_static_fn(functions) });
+    }
     let loaded = match &config.loader {
         // SAFETY: the file is the Vulkan loader by the word of whoever configured it.
         Some(path) => unsafe { ash::Entry::load_from(path) },
@@ -231,9 +243,14 @@ unsafe extern "system" fn note(
     vk::FALSE
 }
 
+/// Destroys an instance.
+///
+/// # Safety
+///
+/// - Nothing that was made of it is left, and it is not used again.
 #[expect(unsafe_code, reason = "destroys the instance")]
-fn destroy(instance: &ash::Instance) {
-    // SAFETY: everything made of the instance holds it, so nothing is left; this is called once for it.
+unsafe fn destroy(instance: &ash::Instance) {
+    // SAFETY: the caller's word.
     unsafe { instance.destroy_instance(None) };
 }
 
@@ -244,7 +261,8 @@ impl Drop for Instance {
             // SAFETY: created by `listen`, destroyed once; nobody else has the handle.
             unsafe { functions.destroy_debug_utils_messenger(*messenger, None) };
         }
-        destroy(&self.raw);
+        // SAFETY: devices hold this value, and the messenger is gone; nobody can use it after this.
+        unsafe { destroy(&self.raw) };
     }
 }
 

@@ -93,8 +93,14 @@
 //!   edges need them.
 //! - Small buffers are parts of larger allocations. Device memory is zeroed by the host where it reaches it, else by the
 //!   device, and the first work that uses it waits for that.
-//! - Loading compiles, and launches the new kernel with no workgroups: drivers that compile at the first launch have then
-//!   done so.
+//! - Loading compiles, and launches the new kernel with no workgroups: drivers that compile at the first launch have
+//!   then done so.
+//! - Mesa 25 makes and destroys pipelines only between two submissions. Before one is made, each resident shows that it
+//!   returns; one that does not within a second has the load refused with its name
+//!   ([`LoadError::Unparkable`](warpweft_core_types::LoadError::Unparkable)). Pipelines are destroyed, and devices let
+//!   go of, on a thread of their own. Other work of the device that takes long does hold a load up.
+//! - A buffer, a kernel and a graph keep their device open, so that a device that is opened again is the same one.
+//! - Host memory is imported once for each device; what is imported again is a part of that.
 //! - Opening a device tries a loop of 70,000 rounds, because lavapipe of Mesa 22.3 ends those early and says nothing.
 //! - [`VulkanConfig::with_copies`] opens one physical device as several of the seam, which share memory by file
 //!   descriptor.
@@ -108,10 +114,12 @@ mod backend;
 mod baseline;
 mod block;
 mod capability;
+mod chores;
 mod clock;
 mod config;
 mod device;
 mod flatten;
+mod gate;
 mod gpu;
 mod graph;
 mod instance;
@@ -134,5 +142,5 @@ mod work;
 pub use backend::VulkanBackend;
 pub use baseline::{Baseline, Prerecorded};
 pub use capability::Capabilities;
-pub use config::VulkanConfig;
+pub use config::{EntryPoint, VulkanConfig};
 pub use instance::{Messages, loader_version};

@@ -21,8 +21,10 @@ use warpweft_core_types::{
 };
 
 use crate::{
-    block::{Block, Source},
+    block::{Block, ImportError, Source},
     capability::PAGE,
+    chores::Hold,
+    device::VulkanDevice,
     gpu::Gpu,
     instance::failed,
     ranges::Ranges,
@@ -37,8 +39,9 @@ pub(crate) const ALIGNMENT: u64 = 256;
 const BLOCK: u64 = 4 << 20;
 const SMALL: u64 = 512 << 10;
 
-/// How long another device waits for memory to be zeroed before it uses it.
-const ZEROED_WITHIN: Duration = Duration::from_secs(10);
+/// How long an allocation waits for memory to be zeroed that others than its device may use: they cannot wait for it by
+/// themselves, and it takes microseconds unless other work stands in front of it.
+const ZEROED_WITHIN: Duration = Duration::from_secs(2);
 
 /// A block that small buffers share.
 #[derive(Debug)]
@@ -142,6 +145,10 @@ impl Arena {
         let place = place.map_err(|error| self.refused(desc.size, desc.kind, error))?;
         let zeroed = place.block().zero(&self.service, place.start(), desc.size);
         let zeroed = zeroed.map_err(|error| self.refused(desc.size, desc.kind, error))?;
+        if let Some(ticket) = zeroed.as_ref().filter(|_| self.has_peers) {
+            // Work of others that comes too soon is refused (`span_of`).
+            let _in_time = ticket.wait(ZEROED_WITHIN);
+        }
         Ok(self.buffer(place, desc, share, zeroed))
     }
 
@@ -155,7 +162,10 @@ impl Arena {
         let zeroed = place.block().zero(&self.service, 0, size).map_err(refused)?;
         if let Some(ticket) = &zeroed {
             // Another process cannot wait for it.
-            ticket.wait(ZEROED_WITHIN).map_err(refused)?;
+            let is_zeroed = ticket.wait(ZEROED_WITHIN).map_err(refused)?;
+            if !is_zeroed {
+                return Err(AllocError::Driver(failed("vkWaitSemaphores")(vk::Result::TIMEOUT)));
+            }
         }
         Ok(VulkanBuffer { is_shareable: true, ..self.buffer(place, &desc, share, zeroed) })
     }
@@ -164,6 +174,9 @@ impl Arena {
     #[cfg(unix)]
     pub(crate) fn import_shared(&self, size: u64, descriptor: OwnedFd) -> Result<VulkanBuffer, AllocError> {
         let refuse = |reason: String| AllocError::CannotImport { device: self.gpu.id, reason };
+        if let Some(failure) = self.gpu.failure() {
+            return Err(AllocError::Failed(failure));
+        }
         if size == 0 {
             return Err(AllocError::ZeroSize { device: self.gpu.id });
         }
@@ -172,17 +185,33 @@ impl Arena {
         }
         let source = Source::Descriptor(Some(descriptor));
         let block = Block::create(&self.gpu, padded(size), MemoryKind::Device, source);
-        let block = block.map_err(|error| refuse(error.to_string()))?;
+        let block = block.map_err(|error| self.not_imported(size, MemoryKind::Device, error))?;
         Ok(self.buffer(Place::Whole(block), &BufferDesc::device(size), None, None))
     }
 
     /// Memory of the host's, which was found to be aligned.
     pub(crate) fn import_host(&self, memory: HostMemory) -> Result<VulkanBuffer, AllocError> {
-        let refuse = |reason: String| AllocError::CannotImport { device: self.gpu.id, reason };
         let desc = BufferDesc::host_visible(memory.len() as u64);
-        let block = Block::create(&self.gpu, desc.size, desc.kind, Source::Host(memory));
-        let block = block.map_err(|error| refuse(error.to_string()))?;
-        Ok(self.buffer(Place::Whole(block), &desc, None, None))
+        let imported = Block::import(&self.gpu, desc.kind, memory.clone());
+        let (block, start) = imported.map_err(|error| match error {
+            ImportError::Driver(error) => self.not_imported(desc.size, desc.kind, error),
+            ImportError::Overlaps => AllocError::CannotImport {
+                device: self.gpu.id,
+                reason: "a part of it is imported as another range; import all of it once, and use views"
+                    .to_owned(),
+            },
+        })?;
+        Ok(self.buffer(Place::Imported { block, start, _memory: memory }, &desc, None, None))
+    }
+
+    fn not_imported(&self, size: u64, kind: MemoryKind, error: DriverError) -> AllocError {
+        let reason = error.to_string();
+        match self.refused(size, kind, error) {
+            AllocError::Driver(_) | AllocError::UnsupportedKind { .. } => {
+                AllocError::CannotImport { device: self.gpu.id, reason }
+            }
+            refused => refused,
+        }
     }
 
     fn buffer(
@@ -201,6 +230,7 @@ impl Arena {
             zeroed,
             place,
             _share: share,
+            _hold: None,
         }
     }
 
@@ -280,8 +310,7 @@ impl Arena {
         if is(vk::Result::ERROR_FEATURE_NOT_PRESENT) {
             return AllocError::UnsupportedKind { device, kind };
         }
-        self.gpu.judge(error.clone());
-        self.gpu.failure().map_or(AllocError::Driver(error), AllocError::Failed)
+        self.gpu.sort(error, AllocError::Failed, AllocError::Driver)
     }
 }
 
@@ -294,20 +323,30 @@ const fn padded(size: u64) -> u64 {
 #[derive(Debug)]
 enum Place {
     Whole(Arc<Block>),
-    Part { chunk: Arc<Chunk>, start: u64, size: u64 },
+    Part {
+        chunk: Arc<Chunk>,
+        start: u64,
+        size: u64,
+    },
+    /// Memory of somebody else's, who keeps it for as long as this value.
+    Imported {
+        block: Arc<Block>,
+        start: u64,
+        _memory: HostMemory,
+    },
 }
 
 impl Place {
     const fn start(&self) -> u64 {
         match self {
             Self::Whole(_) => 0,
-            Self::Part { start, .. } => *start,
+            Self::Part { start, .. } | Self::Imported { start, .. } => *start,
         }
     }
 
     fn block(&self) -> &Arc<Block> {
         match self {
-            Self::Whole(block) => block,
+            Self::Whole(block) | Self::Imported { block, .. } => block,
             Self::Part { chunk, .. } => &chunk.block,
         }
     }
@@ -333,6 +372,8 @@ pub(crate) struct VulkanBuffer {
     zeroed: Option<Ticket>,
     place: Place,
     _share: Option<Share>,
+    /// None for what the device itself uses. Last, since the device may go with it.
+    _hold: Option<Hold>,
 }
 
 /// A range of a buffer as the driver has it.
@@ -344,6 +385,12 @@ pub(crate) struct Span {
 }
 
 impl VulkanBuffer {
+    /// For programs: a device stays the same while a buffer of it is there.
+    pub(crate) fn of_device(mut self, device: Arc<VulkanDevice>) -> Arc<dyn Buffer> {
+        self._hold = Some(Hold::new(device));
+        Arc::new(self)
+    }
+
     pub(crate) fn of(view: &BufferView) -> Option<&Self> {
         let buffer: &dyn Any = view.buffer().as_ref();
         buffer.downcast_ref()
@@ -388,12 +435,14 @@ impl VulkanBuffer {
 pub(crate) fn span_of(view: &BufferView, gpu: &Arc<Gpu>) -> Result<Span, DriverError> {
     let stranger = || failed("vkBindBufferMemory")(vk::Result::ERROR_INVALID_EXTERNAL_HANDLE);
     let buffer = VulkanBuffer::of(view).ok_or_else(stranger)?;
-    if let (false, Some(zeroed)) = (buffer.is_of(gpu), &buffer.zeroed) {
-        // A line of another device cannot be waited for by this one, and zeroing takes microseconds.
-        zeroed.wait(ZEROED_WITHIN)?;
+    if let (false, Some(zeroed)) = (buffer.is_of(gpu), &buffer.zeroed)
+        && !zeroed.is_done()?
+    {
+        // A line of another device cannot be waited for by this one. The allocation did (`Arena::allocate`).
+        return Err(failed("vkWaitSemaphores")(vk::Result::TIMEOUT));
     }
-    let raw = buffer.place.block().seen_by(gpu)?;
-    Ok(Span { buffer: raw, offset: buffer.place.start() + view.offset(), size: view.size() })
+    let (raw, start) = buffer.place.block().seen_by(gpu)?;
+    Ok(Span { buffer: raw, offset: start + buffer.place.start() + view.offset(), size: view.size() })
 }
 
 impl Buffer for VulkanBuffer {

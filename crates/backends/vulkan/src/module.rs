@@ -8,9 +8,13 @@ use warpweft_core_types::{
 };
 
 use crate::{
+    chores::Hold,
+    device::VulkanDevice,
+    gate::Unparkable,
     gpu::Gpu,
-    memory::Span,
+    memory::VulkanBuffer,
     pipeline::Pipeline,
+    record::Recording,
     service::Service,
     shader::{Entry, Shader},
 };
@@ -28,7 +32,8 @@ pub(crate) struct Loader<'a> {
     pub(crate) gpu: &'a Arc<Gpu>,
     pub(crate) service: &'a Service,
     /// Stands for every buffer while a pipeline is warmed.
-    pub(crate) scratch: Span,
+    pub(crate) scratch: &'a Arc<VulkanBuffer>,
+    pub(crate) device: &'a Arc<VulkanDevice>,
     pub(crate) limits: &'a Limits,
 }
 
@@ -55,16 +60,31 @@ impl VulkanModule {
         let mut kernels = Vec::new();
         for contract in code.contracts() {
             let entry = shader.entry(contract, capabilities).map_err(rejected)?;
+            check_scalars(contract, &entry, capabilities.scalar_bytes)?;
             let kernel = VulkanKernel::create(loader, contract, &entry);
-            kernels.push(kernel.map_err(|error| refused(gpu, error))?);
+            kernels.push(kernel?);
         }
         Ok(Self { device: gpu.id, format, kernels })
     }
 }
 
+/// Whether the scalars fit where they lie: the contract's own check knows nothing of the gaps between them.
+fn check_scalars(contract: &KernelContract, entry: &Entry, limit: u32) -> Result<(), LoadError> {
+    let (size_bytes, limit_bytes) = (entry.scalar_bytes.into(), limit.into());
+    if size_bytes <= limit_bytes {
+        return Ok(());
+    }
+    Err(LoadError::ScalarsTooLarge { kernel: contract.name.clone(), size_bytes, limit_bytes })
+}
+
+/// A resident that would hold a load up.
+fn held_up(gpu: &Gpu, resident: Unparkable) -> LoadError {
+    let Unparkable { kernel, workgroup } = resident;
+    LoadError::Unparkable { device: gpu.id, kernel, workgroup }
+}
+
 fn refused(gpu: &Gpu, error: DriverError) -> LoadError {
-    gpu.judge(error.clone());
-    gpu.failure().map_or(LoadError::Driver(error), LoadError::Failed)
+    gpu.sort(error, LoadError::Failed, LoadError::Driver)
 }
 
 impl Module for VulkanModule {
@@ -94,25 +114,27 @@ pub(crate) struct VulkanKernel {
     contract: KernelContract,
     pub(crate) pipeline: Arc<Pipeline>,
     workgroup_bytes: u64,
+    /// A device stays the same while a kernel of it is there.
+    _hold: Hold,
 }
 
 impl VulkanKernel {
-    fn create(
-        loader: Loader<'_>,
-        contract: &KernelContract,
-        entry: &Entry,
-    ) -> Result<Arc<Self>, DriverError> {
+    fn create(loader: Loader<'_>, contract: &KernelContract, entry: &Entry) -> Result<Arc<Self>, LoadError> {
+        let gpu = loader.gpu;
         let is_buffer = |param: &&Param| matches!(param, Param::Buffer { .. });
         let buffers = contract.params.iter().filter(is_buffer).count();
         // No device binds more (`Shader::entry`).
         let count = u32::try_from(buffers).unwrap_or(u32::MAX);
-        let pipeline = Pipeline::create(loader.gpu, &contract.name, entry, count)?;
-        warm(loader, &pipeline, buffers)?;
+        let _way = gpu.gate.pass().map_err(|resident| held_up(gpu, resident))?;
+        let pipeline = Pipeline::create(gpu, &contract.name, entry, count);
+        let pipeline = pipeline.map_err(|error| refused(gpu, error))?;
+        warm(loader, &pipeline, buffers).map_err(|error| refused(gpu, error))?;
         Ok(Arc::new(Self {
-            gpu: Arc::clone(loader.gpu),
+            gpu: Arc::clone(gpu),
             contract: contract.clone(),
             pipeline,
             workgroup_bytes: entry.workgroup_bytes,
+            _hold: Hold::new(Arc::clone(loader.device)),
         }))
     }
 
@@ -128,12 +150,18 @@ impl VulkanKernel {
 
 /// Launches no workgroups: the code does not run, whatever it is, and drivers that compile at the first launch have
 /// compiled it then.
+#[expect(unsafe_code, reason = "submits work that touches nothing")]
 fn warm(loader: Loader<'_>, pipeline: &Arc<Pipeline>, buffers: usize) -> Result<(), DriverError> {
-    let keep: Arc<dyn Any + Send + Sync> = Arc::clone(pipeline) as _;
-    let spans = vec![loader.scratch; buffers];
-    let warmed = loader.service.submit(Some(keep), |recording| {
-        recording.dispatch(pipeline, &spans, Some(loader.scratch), &pipeline.no_scalars(), [0, 0, 0])
-    })?;
+    let keep = Arc::new((Arc::clone(pipeline), Arc::clone(loader.scratch)));
+    let (scratch, scalars) = (loader.scratch.span(), pipeline.no_scalars());
+    let spans = vec![scratch; buffers];
+    let record = |recording: &mut Recording| {
+        // SAFETY: the pipeline was made just now for as many buffers, and says how many bytes of scalars it takes; the
+        // scratch memory is a buffer of the device, which starts where any binding may; nothing runs.
+        unsafe { recording.dispatch(pipeline, &spans, Some(scratch), &scalars, [0, 0, 0]) }
+    };
+    // SAFETY: both are kept.
+    let warmed = unsafe { loader.service.submit(Some(keep), record) }?;
     warmed.wait(WARM)?;
     Ok(())
 }

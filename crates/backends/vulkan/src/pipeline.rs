@@ -26,7 +26,7 @@ pub(crate) struct Pipeline {
 pub(crate) type Scalars = SmallVec<[u8; 64]>;
 
 impl Pipeline {
-    /// Compiles, on this thread: some drivers wait here for work of the device that is under way.
+    /// Compiles, on this thread: some drivers wait here for work of the device that is under way (`Gate::pass`).
     pub(crate) fn create(
         gpu: &Arc<Gpu>,
         name: &str,
@@ -134,10 +134,14 @@ impl fmt::Debug for Pipeline {
 impl Drop for Pipeline {
     #[expect(unsafe_code, reason = "calls the driver")]
     fn drop(&mut self) {
-        let device = &self.gpu.raw;
-        // SAFETY: created by `create`, destroyed once; submissions hold it until they are over.
-        unsafe { device.destroy_pipeline(self.raw, None) };
-        // SAFETY: as above.
-        unsafe { device.destroy_pipeline_layout(self.layout, None) };
+        let (gpu, raw, layout) = (Arc::clone(&self.gpu), self.raw, self.layout);
+        // Some drivers wait here for work that is under way, as in `create`, and whoever drops this may not.
+        self.gpu.chores.give(move || {
+            let _way = gpu.gate.open();
+            // SAFETY: created by `create`, destroyed once, here; submissions held the pipeline until they were over.
+            unsafe { gpu.raw.destroy_pipeline(raw, None) };
+            // SAFETY: as above.
+            unsafe { gpu.raw.destroy_pipeline_layout(layout, None) };
+        });
     }
 }

@@ -11,10 +11,12 @@ use warpweft_core_types::{
 };
 
 use crate::{
+    device::no_memory,
     gpu::Gpu,
     instance::unavailable,
     memory::{Arena, Span},
     pipeline::Pipeline,
+    record::Recording,
     service::Service,
     shader::Shader,
 };
@@ -50,7 +52,12 @@ pub(crate) fn check(gpu: &Arc<Gpu>, arena: &Arena, service: &Arc<Service>) -> Re
     let verdict = match verdicts.get(&key) {
         Some(verdict) => verdict.clone(),
         None => {
-            let verdict = try_loop(gpu, arena, service).err();
+            let verdict = match try_loop(gpu, arena, service) {
+                Ok(()) => None,
+                Err(Flaw::Lasting(reason)) => Some(reason),
+                // It says nothing of the driver's loops.
+                Err(Flaw::Passing(error)) => return Err(error),
+            };
             verdicts.insert(key, verdict.clone());
             verdict
         }
@@ -64,33 +71,54 @@ pub(crate) fn check(gpu: &Arc<Gpu>, arena: &Arena, service: &Arc<Service>) -> Re
     }
 }
 
-fn try_loop(gpu: &Arc<Gpu>, arena: &Arena, service: &Arc<Service>) -> Result<(), String> {
-    let words = Arc::new(arena.allocate(&BufferDesc::host_visible(8)).map_err(|error| error.to_string())?);
-    let mapping = words.mapping().ok_or("has no memory that the host reaches")?;
-    mapping.write(0, &ROUNDS.to_le_bytes()).map_err(|error| error.to_string())?;
+/// Why the trial was not passed.
+enum Flaw {
+    /// The driver is at fault.
+    Lasting(String),
+    /// The driver was not tried to the end, for want of memory or of a device.
+    Passing(OpenError),
+}
+
+fn lasting(reason: impl ToString) -> Flaw {
+    Flaw::Lasting(reason.to_string())
+}
+
+#[expect(unsafe_code, reason = "runs a kernel on memory that it keeps")]
+fn try_loop(gpu: &Arc<Gpu>, arena: &Arena, service: &Arc<Service>) -> Result<(), Flaw> {
+    let passing = |error| Flaw::Passing(gpu.sort(error, OpenError::Failed, OpenError::Driver));
+    let words = arena.allocate(&BufferDesc::host_visible(8));
+    let words = Arc::new(words.map_err(|error| Flaw::Passing(no_memory(error)))?);
+    let mapping = words.mapping().ok_or_else(|| lasting("has no memory that the host reaches"))?;
+    mapping.write(0, &ROUNDS.to_le_bytes()).map_err(lasting)?;
     let param = Param::Buffer { access: Access::ReadWrite, min_size: 8, alignment: 4 };
     let contract = KernelContract::new("main", [param]);
     let code = ForeignCode::Source { format: CodeFormat::Wgsl, text: KERNEL.to_owned() };
     let contracts = std::slice::from_ref(&contract);
-    let entry = Shader::read(&code, contracts, gpu.capabilities())?.entry(&contract, gpu.capabilities())?;
-    let pipeline = Pipeline::create(gpu, "main", &entry, 1).map_err(|error| error.to_string())?;
+    let shader = Shader::read(&code, contracts, gpu.capabilities()).map_err(lasting)?;
+    let entry = shader.entry(&contract, gpu.capabilities()).map_err(lasting)?;
+    let pipeline = Pipeline::create(gpu, "main", &entry, 1).map_err(passing)?;
     let spans: [Span; 1] = [words.span()];
     let keep = Arc::new((Arc::clone(&words), Arc::clone(&pipeline)));
-    let done = service
-        .submit(Some(keep), |recording| recording.dispatch(&pipeline, &spans, None, &[], [1, 1, 1]))
+    let record = |recording: &mut Recording| {
+        // SAFETY: the pipeline was made for one buffer and no scalars; the kernel touches its first two words alone,
+        // which start at a multiple that every device binds (`ALIGNMENT`).
+        unsafe { recording.dispatch(&pipeline, &spans, None, &[], [1, 1, 1]) }
+    };
+    // SAFETY: `keep` holds both.
+    let done = unsafe { service.submit(Some(keep), record) }
         .and_then(|ticket| ticket.wait(PATIENCE))
-        .map_err(|error| error.to_string())?;
+        .map_err(passing)?;
     if !done {
-        return Err(format!("did not finish a loop of {ROUNDS} rounds within {PATIENCE:?}"));
+        return Err(lasting(format!("did not finish a loop of {ROUNDS} rounds within {PATIENCE:?}")));
     }
     let mut answer = [0; 4];
-    mapping.read(4, &mut answer).map_err(|error| error.to_string())?;
+    mapping.read(4, &mut answer).map_err(lasting)?;
     if u32::from_le_bytes(answer) == expected() {
         return Ok(());
     }
-    Err(format!(
+    Err(lasting(format!(
         "ends a loop of {ROUNDS} rounds early and says nothing, as lavapipe of Mesa 22.3 does; Mesa 24 and newer do not"
-    ))
+    )))
 }
 
 fn expected() -> u32 {

@@ -8,7 +8,7 @@ use std::{
     cell::RefCell,
     collections::VecDeque,
     fmt,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak},
     task::{Wake, Waker},
 };
 
@@ -19,7 +19,7 @@ use warpweft_core_types::{
 };
 
 use crate::{
-    device::VulkanDevice,
+    chores::Hold,
     graph::{Recorded, VulkanGraph},
     memory::VulkanBuffer,
     reactor::Reactor,
@@ -53,6 +53,8 @@ struct State {
     /// The line's value once everything in flight is over.
     last: u64,
     failure: Option<Arc<Failure>>,
+    /// Signals of what will not run. They fail in their turn, once what the driver has before them is over.
+    doomed: Vec<Signals>,
     /// The reactor has this queue in its list.
     tracked: bool,
     /// The device went away: what is held will not run.
@@ -267,7 +269,8 @@ impl QueueCore {
         Ok(obstacles)
     }
 
-    /// Records a submission and hands it to the driver: as a whole or not at all.
+    /// Records a submission and hands it to the driver: as a whole or not at all. Its operations were checked.
+    #[expect(unsafe_code, reason = "submits work on memory that the batch holds")]
     fn enqueue(
         self: &Arc<Self>,
         state: &mut State,
@@ -280,8 +283,13 @@ impl QueueCore {
         let replays =
             ops.has_replay().then(|| self.tools.replays.lock().unwrap_or_else(PoisonError::into_inner));
         let ticket = Ticket::new(&self.line, state.last + 1);
-        let recorded =
-            self.fill(&mut batch, state, waits, ops).and_then(|()| self.hand_over(&batch, &ticket));
+        let recorded = self.fill(&mut batch, state, waits, ops).and_then(|()| {
+            // SAFETY: `submit` and `schedule` were given operations that `check` took. The batch holds what they name
+            // and the recording until its ticket is reached (`reap`), or for good (`fail_in_flight`); the ticket is
+            // the next of this queue's line, under its lock. The waits are of this device (`Readiness::Submitted`,
+            // `zeroed`, `replay`).
+            unsafe { self.hand_over(&batch, &ticket) }
+        });
         if let Err(failure) = recorded {
             return Err(Box::new(Refused { failure, signals, batch }));
         }
@@ -295,10 +303,19 @@ impl QueueCore {
         Ok(())
     }
 
-    fn hand_over(&self, batch: &Batch, ticket: &Ticket) -> Result<(), Arc<Failure>> {
+    /// Hands a recorded batch to the driver.
+    ///
+    /// # Safety
+    ///
+    /// - The ticket is of this queue's line, above all before it.
+    /// - The batch lives until it is reached, and holds what its commands touch; what it waits for is of this device.
+    #[expect(unsafe_code, reason = "submits work on memory that the batch holds")]
+    unsafe fn hand_over(&self, batch: &Batch, ticket: &Ticket) -> Result<(), Arc<Failure>> {
         let gpu = &self.tools.gpu;
         let commands = batch.recording.as_ref().map(Recording::commands);
-        gpu.submit(self.driver_queue, commands, &batch.waits, ticket).map_err(|error| gpu.judge(error))
+        // SAFETY: the caller's word; `record` came to the end of the recording.
+        let submitted = unsafe { gpu.submit(self.driver_queue, commands, &batch.waits, ticket) };
+        submitted.map_err(|error| gpu.judge(error))
     }
 
     /// Records waits and operations.
@@ -321,12 +338,14 @@ impl QueueCore {
         self.record(batch, state, ops).map_err(|error| gpu.judge(error))
     }
 
+    #[expect(unsafe_code, reason = "records operations that were checked")]
     fn record(&self, batch: &mut Batch, state: &mut State, ops: Ops<'_>) -> Result<(), DriverError> {
         let mut recording = match state.spare_recordings.pop() {
             Some(recording) => recording,
             None => Recording::primary(&self.tools.gpu)?,
         };
-        recording.begin()?;
+        // SAFETY: it is new, or `recycle` kept it from a batch that is over.
+        unsafe { recording.begin() }?;
         ops.try_for_each(|op| {
             // In front of each: behind what this queue and others did before.
             recording.barrier();
@@ -334,7 +353,8 @@ impl QueueCore {
             op.for_each_access(|view, _| self.wait_until_zeroed(batch, view));
             match op {
                 Op::Replay(graph) => self.replay(batch, graph, &mut recording),
-                op => self.tools.record(op, &mut recording),
+                // SAFETY: `submit` checked the operation.
+                op => unsafe { self.tools.record(op, &mut recording) },
             }
         })?;
         recording.show_host();
@@ -353,9 +373,8 @@ impl QueueCore {
         if let Some(before) = own.last() {
             batch.wait_for(&before, &self.line);
         }
-        if let Some(recorded) = own.replay(graph.ops(), &self.tools, recording)? {
-            batch.keep.used.push(Used::Recorded(recorded));
-        }
+        let recordings = own.replay(graph.ops(), recording)?;
+        batch.keep.used.extend(recordings.into_iter().map(Used::Recorded));
         Ok(())
     }
 
@@ -418,8 +437,7 @@ impl QueueCore {
     /// It does nothing while another thread is busy with the queue: that thread, or the next look, will.
     pub(crate) fn reap(self: &Arc<Self>) -> bool {
         let mut done = SmallVec::<[InFlight; 4]>::new();
-        if let Err(error) = self.take_finished(&mut done) {
-            let failure = self.tools.gpu.judge(error);
+        if let Err(failure) = self.take_finished(&mut done) {
             self.fail_in_flight(self.lock(), &failure);
         }
         if done.is_empty() {
@@ -434,18 +452,46 @@ impl QueueCore {
         if self.recycle(done) {
             self.schedule();
         }
+        self.fail_doomed();
         true
     }
 
-    fn take_finished(&self, done: &mut SmallVec<[InFlight; 4]>) -> Result<(), DriverError> {
+    /// Lets go of a queue. One that nobody uses any more goes on its device's own thread, since the device may go with
+    /// it, and this may be the thread that others wait for.
+    pub(crate) fn end(self: Arc<Self>) {
+        if let Some(last) = Arc::into_inner(self) {
+            let chores = last.tools.gpu.chores.clone();
+            chores.give(move || drop(last));
+        }
+    }
+
+    /// What a waker does.
+    fn look(self: Arc<Self>) {
+        self.schedule();
+        self.end();
+    }
+
+    fn take_finished(&self, done: &mut SmallVec<[InFlight; 4]>) -> Result<(), Arc<Failure>> {
+        let gpu = &self.tools.gpu;
         let Some(mut state) = self.try_lock() else { return Ok(()) };
         while let Some(first) = state.in_flight.front() {
-            if !first.ticket.is_done()? {
-                return Ok(());
+            if !self.is_over(&first.ticket)? {
+                // A driver that said once that the device is lost need not say it of every semaphore.
+                return gpu.failure().map_or(Ok(()), Err);
             }
+            // Before what is behind it can fail (`fail_doomed`).
+            first.signals.iter().for_each(semaphore::saw);
             done.extend(state.in_flight.pop_front());
         }
         Ok(())
+    }
+
+    /// Whether work is over. What the driver cannot tell for want of memory it is asked again.
+    fn is_over(&self, ticket: &Ticket) -> Result<bool, Arc<Failure>> {
+        ticket.is_done().or_else(|error| match self.tools.gpu.judge(error) {
+            failure if matches!(*failure, Failure::OutOfMemory { .. }) => Ok(false),
+            failure => Err(failure),
+        })
     }
 
     /// Whether submissions wait here for others.
@@ -483,7 +529,7 @@ impl QueueCore {
 
     /// Whether the reactor may forget the queue.
     pub(crate) fn retire(&self) -> bool {
-        let Ok(mut state) = self.state.try_lock() else { return false };
+        let Some(mut state) = self.try_lock() else { return false };
         state.tracked = !state.in_flight.is_empty();
         !state.tracked
     }
@@ -506,27 +552,48 @@ impl QueueCore {
     ) {
         state.failure.get_or_insert_with(|| Arc::clone(failure));
         let held = std::mem::take(&mut state.held);
+        state.doomed.push(signals.into());
+        state.doomed.extend(held.iter().map(|held| held.signals.clone()));
         self.track(state);
         // What is still to come of the first one's waits must not keep the queue. Outside the lock, as below.
         if let Some(first) = held.front() {
             let waker = Waker::from(Arc::clone(self));
             first.waits.iter().for_each(|point| semaphore::unwatch(point, &waker));
         }
-        // Outside the lock: failing a semaphore wakes others, and dropping submissions frees buffers.
-        let signals = signals.iter().chain(held.iter().flat_map(|held| &held.signals));
-        signals.for_each(|point| point.semaphore.fail(Arc::clone(failure)));
+        // Outside the lock: dropping submissions frees buffers.
+        drop(held);
+        self.fail_doomed();
+    }
+
+    /// Fails what will not run, unless something before it still does.
+    fn fail_doomed(&self) {
+        let mut state = self.lock();
+        let Some(failure) = state.failure.clone().filter(|_| state.in_flight.is_empty()) else { return };
+        let doomed = std::mem::take(&mut state.doomed);
+        drop(state);
+        // Outside the lock: failing a semaphore wakes others.
+        doomed.iter().flatten().for_each(|point| point.semaphore.fail(Arc::clone(&failure)));
     }
 
     /// Fails what the driver has too, since it will not say when that is over.
     fn fail_in_flight(self: &Arc<Self>, mut state: MutexGuard<'_, State>, failure: &Arc<Failure>) {
         let in_flight = std::mem::take(&mut state.in_flight);
+        // Before what is behind them.
+        let mut signals: Vec<_> = in_flight.iter().map(|record| record.signals.clone()).collect();
+        signals.append(&mut state.doomed);
+        state.doomed = signals;
         self.fail(state, failure, &[]);
-        let signals = in_flight.iter().flat_map(|record| &record.signals);
-        signals.for_each(|point| point.semaphore.fail(Arc::clone(failure)));
         if self.tools.gpu.failure().is_none() {
             // The device lives and may still touch what these use: it is never let go.
             std::mem::forget(in_flight);
         }
+    }
+
+    /// The device is lost: nothing of it runs any more, and nothing held will.
+    fn lose(self: &Arc<Self>, failure: &Arc<Failure>) {
+        // What was over before was not lost.
+        self.reap();
+        self.fail_in_flight(self.lock(), failure);
     }
 
     /// The device goes away: what the driver has or can be given runs, what waits is abandoned.
@@ -538,6 +605,35 @@ impl QueueCore {
     fn lock(&self) -> MutexGuard<'_, State> {
         // Nothing of others runs under the lock but the driver.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The queues of a device, for as long as they are there.
+#[derive(Debug, Default)]
+pub(crate) struct Queues(Mutex<Vec<Weak<QueueCore>>>);
+
+impl Queues {
+    pub(crate) fn add(&self, queue: &Arc<QueueCore>) {
+        let mut queues = self.list();
+        queues.retain(|queue| queue.strong_count() > 0);
+        queues.push(Arc::downgrade(queue));
+    }
+
+    pub(crate) fn close(&self) {
+        self.all().iter().for_each(QueueCore::close);
+    }
+
+    pub(crate) fn lose(&self, failure: &Arc<Failure>) {
+        self.all().iter().for_each(|queue| queue.lose(failure));
+    }
+
+    fn all(&self) -> Vec<Arc<QueueCore>> {
+        self.list().iter().filter_map(Weak::upgrade).collect()
+    }
+
+    fn list(&self) -> MutexGuard<'_, Vec<Weak<QueueCore>>> {
+        // Nothing of others runs under the lock.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -558,18 +654,18 @@ impl Wake for QueueCore {
     /// Looks at the queue again, once the queue that this thread is looking at is done with: a chain of queues
     /// that wake each other is walked and not descended.
     fn wake(self: Arc<Self>) {
-        let fallback = Arc::clone(&self);
+        let mut queue = Some(self);
         // A thread that is ending has no list any more.
         let started = WOKEN.try_with(|woken| {
             let mut woken = woken.borrow_mut();
             let first = woken.is_none();
-            woken.get_or_insert_default().push_back(self);
+            woken.get_or_insert_default().extend(queue.take());
             first
         });
-        match started {
-            Ok(true) => Walk.run(),
-            Ok(false) => {}
-            Err(_) => fallback.schedule(),
+        match (started, queue) {
+            (Ok(true), _) => Walk.run(),
+            (Err(_), Some(queue)) => queue.look(),
+            _ => {}
         }
     }
 }
@@ -586,7 +682,7 @@ impl Walk {
     fn run(self) {
         let next = || WOKEN.with_borrow_mut(|woken| woken.as_mut().and_then(VecDeque::pop_front));
         while let Some(queue) = next() {
-            queue.schedule();
+            queue.look();
         }
     }
 }
@@ -601,7 +697,7 @@ impl Drop for Walk {
 #[derive(Debug)]
 pub(crate) struct VulkanQueue {
     pub(crate) core: Arc<QueueCore>,
-    pub(crate) _device: Arc<VulkanDevice>,
+    pub(crate) _device: Hold,
 }
 
 impl Queue for VulkanQueue {
@@ -614,6 +710,6 @@ impl Queue for VulkanQueue {
     }
 
     fn failure(&self) -> Option<Arc<Failure>> {
-        self.core.lock().failure.clone()
+        self.core.lock().failure.clone().or_else(|| self.core.tools.gpu.failure())
     }
 }

@@ -117,9 +117,10 @@ impl Reactor {
             queues.clone_from(&self.lock().busy);
             let progress = queues.iter().filter(|queue| queue.reap()).count() > 0;
             let holding = queues.iter().any(|queue| queue.is_holding());
-            queues.clear();
+            queues.drain(..).for_each(QueueCore::end);
             let mut state = self.lock();
-            state.busy.retain(|queue| !queue.retire());
+            // A device may go with its last queue, which is not for this thread to wait for.
+            state.busy.extract_if(.., |queue| queue.retire()).for_each(QueueCore::end);
             if progress {
                 state.moved = Some(Instant::now());
             }

@@ -86,11 +86,15 @@ impl Recording {
         self.commands
     }
 
-    /// Begins anew. Nothing that was submitted may still be under way.
+    /// Begins anew.
+    ///
+    /// # Safety
+    ///
+    /// - Nothing that was submitted of it is under way.
     #[expect(unsafe_code, reason = "calls the driver")]
-    pub(crate) fn begin(&mut self) -> Result<(), DriverError> {
+    pub(crate) unsafe fn begin(&mut self) -> Result<(), DriverError> {
         let device = &self.gpu.raw;
-        // SAFETY: the pool is this recording's alone, and nothing of it is under way (the caller's duty).
+        // SAFETY: the pool is this recording's alone, and nothing of it is under way by the caller's word.
         unsafe { device.reset_command_pool(self.pool, vk::CommandPoolResetFlags::empty()) }
             .map_err(failed("vkResetCommandPool"))?;
         self.sets.iter_mut().for_each(|sets| sets.used = 0);
@@ -143,39 +147,64 @@ impl Recording {
     }
 
     /// Copies between ranges of one length that share no bytes.
-    pub(crate) fn copy(&mut self, from: Span, to: Span) {
+    ///
+    /// # Safety
+    ///
+    /// - The ranges lie within live buffers of this device.
+    #[expect(unsafe_code, reason = "calls the driver")]
+    pub(crate) unsafe fn copy(&mut self, from: Span, to: Span) {
         let region =
             vk::BufferCopy { src_offset: from.offset, dst_offset: to.offset, size: from.size.min(to.size) };
-        self.copy_regions(from.buffer, to.buffer, &[region]);
+        // SAFETY: the region is the ranges of which the caller vouches.
+        unsafe { self.copy_regions(from.buffer, to.buffer, &[region]) };
     }
 
-    /// Copies several ranges, each within its buffer.
+    /// Copies several ranges.
+    ///
+    /// # Safety
+    ///
+    /// - The buffers are of this device and live, and each region lies within both.
     #[expect(unsafe_code, reason = "calls the driver")]
-    pub(crate) fn copy_regions(&mut self, from: vk::Buffer, to: vk::Buffer, regions: &[vk::BufferCopy]) {
-        // SAFETY: the buffer is being recorded; the regions lie within buffers of this device that live until the
-        // work is over (the duty of whoever submits).
+    pub(crate) unsafe fn copy_regions(
+        &mut self,
+        from: vk::Buffer,
+        to: vk::Buffer,
+        regions: &[vk::BufferCopy],
+    ) {
+        // SAFETY: the commands are being recorded by their only owner; the caller vouches for the regions. That the
+        // buffers outlive the work is the word of whoever submits (`Gpu::submit`), here and below.
         unsafe { self.gpu.raw.cmd_copy_buffer(self.commands, from, to, regions) };
     }
 
-    /// Fills words; place and size are multiples of four.
+    /// Fills words.
+    ///
+    /// # Safety
+    ///
+    /// - The buffer is of this device and live.
+    /// - Place and size are multiples of four, the size is not zero, and the range lies within the buffer.
     #[expect(unsafe_code, reason = "calls the driver")]
-    pub(crate) fn fill_words(&mut self, buffer: vk::Buffer, offset: u64, size: u64, word: u32) {
-        // SAFETY: as for copies.
+    pub(crate) unsafe fn fill_words(&mut self, buffer: vk::Buffer, offset: u64, size: u64, word: u32) {
+        // SAFETY: the commands are being recorded; the caller vouches for the range.
         unsafe { self.gpu.raw.cmd_fill_buffer(self.commands, buffer, offset, size, word) };
     }
 
-    /// Writes the device's time, once everything before is over. The place is a multiple of eight.
+    /// Writes the device's time, once everything before is over.
+    ///
+    /// # Safety
+    ///
+    /// - The place is a multiple of eight, with eight bytes behind it in a live buffer of this device.
+    /// - The family's clock has 64 bits (`Capabilities::timestamps`).
     #[expect(unsafe_code, reason = "calls the driver")]
-    pub(crate) fn stamp(&mut self, to: Span) -> Result<(), DriverError> {
+    pub(crate) unsafe fn stamp(&mut self, to: Span) -> Result<(), DriverError> {
         let (pool, index) = self.next_query()?;
         let (device, commands) = (&self.gpu.raw, self.commands);
         let stage = vk::PipelineStageFlags2::ALL_COMMANDS;
         // SAFETY: the query is this recording's and used once in it.
         unsafe { device.cmd_reset_query_pool(commands, pool, index, 1) };
-        // SAFETY: it was reset just now; the family's clock has 64 bits (`Capabilities::timestamps`).
+        // SAFETY: it was reset just now; the family has a clock by the caller's word.
         unsafe { device.cmd_write_timestamp2(commands, stage, pool, index) };
         let flags = vk::QueryResultFlags::TYPE_64 | vk::QueryResultFlags::WAIT;
-        // SAFETY: eight bytes at a multiple of eight, within a buffer that lives until the work is over.
+        // SAFETY: the caller vouches for the eight bytes.
         unsafe {
             device.cmd_copy_query_pool_results(commands, pool, index, 1, to.buffer, to.offset, 8, flags);
         }
@@ -196,9 +225,16 @@ impl Recording {
         Ok((self.queries[pool], index))
     }
 
-    /// Runs a kernel with these buffers, of this device, and as many bytes of scalars as it takes.
+    /// Runs a kernel.
+    ///
+    /// # Safety
+    ///
+    /// - The pipeline is of this device, and was made for as many buffers and bytes of scalars; it is given a slice if
+    ///   it takes one.
+    /// - The ranges lie within live buffers of this device, start where it binds them and are no larger than it binds.
+    /// - The grid is within the device's limits, and the kernel may be run with these arguments.
     #[expect(unsafe_code, reason = "calls the driver")]
-    pub(crate) fn dispatch(
+    pub(crate) unsafe fn dispatch(
         &mut self,
         pipeline: &Pipeline,
         buffers: &[Span],
@@ -210,15 +246,16 @@ impl Recording {
         let first = u32::from(buffers.is_empty());
         let mut sets: SmallVec<[vk::DescriptorSet; 2]> = SmallVec::new();
         if !buffers.is_empty() {
-            sets.push(self.set(buffers)?);
+            // SAFETY: the caller vouches for the ranges.
+            sets.push(unsafe { self.set(buffers) }?);
         }
         if let Some(slice) = slice.filter(|_| pipeline.takes_slice()) {
-            sets.push(self.set(&[slice])?);
+            // SAFETY: as above.
+            sets.push(unsafe { self.set(&[slice]) }?);
         }
         let (device, commands, layout) = (&self.gpu.raw, self.commands, pipeline.layout());
         let point = vk::PipelineBindPoint::COMPUTE;
-        // SAFETY: the buffer is being recorded; the pipeline is of this device and lives until the work is over (the
-        // duty of whoever submits).
+        // SAFETY: the commands are being recorded; the pipeline is live, since it is borrowed, and of this device.
         unsafe { device.cmd_bind_pipeline(commands, point, pipeline.raw()) };
         if !sets.is_empty() {
             // SAFETY: the sets were allocated with the layouts that the pipeline's was made of.
@@ -226,25 +263,34 @@ impl Recording {
         }
         if !scalars.is_empty() {
             let stage = vk::ShaderStageFlags::COMPUTE;
-            // SAFETY: the layout has a range of as many bytes from 0 on (`Pipeline::scalars` made them).
+            // SAFETY: the layout has a range of as many bytes from 0 on, by the caller's word.
             unsafe { device.cmd_push_constants(commands, layout, stage, 0, scalars) };
         }
         let [x, y, z] = workgroups;
-        // SAFETY: everything that the pipeline uses is bound; the grid is within the device's limits (`Launch`).
+        // SAFETY: everything that the pipeline uses was bound above; the caller vouches for the grid.
         unsafe { device.cmd_dispatch(commands, x, y, z) };
         Ok(())
     }
 
-    /// Executes what a secondary recording holds. It must live until the work is over.
+    /// Executes what a secondary recording holds.
+    ///
+    /// # Safety
+    ///
+    /// - The other is a secondary of this device that was recorded to its end.
     #[expect(unsafe_code, reason = "calls the driver")]
-    pub(crate) fn execute(&mut self, other: &Self) {
-        // SAFETY: the other is a secondary of this device, recorded to its end, and may be pending several times.
+    pub(crate) unsafe fn execute(&mut self, other: &Self) {
+        // SAFETY: the commands are being recorded; the caller vouches for the other, which was begun such that it may
+        // be pending several times (`begin`).
         unsafe { self.gpu.raw.cmd_execute_commands(self.commands, &[other.commands]) };
     }
 
     /// A set of descriptors for these buffers.
+    ///
+    /// # Safety
+    ///
+    /// - As for the buffers of `dispatch`.
     #[expect(unsafe_code, reason = "calls the driver")]
-    fn set(&mut self, buffers: &[Span]) -> Result<vk::DescriptorSet, DriverError> {
+    unsafe fn set(&mut self, buffers: &[Span]) -> Result<vk::DescriptorSet, DriverError> {
         let set = self.next_set(u32::try_from(buffers.len()).unwrap_or(u32::MAX))?;
         let infos: SmallVec<[[vk::DescriptorBufferInfo; 1]; 8]> = buffers
             .iter()
@@ -263,8 +309,8 @@ impl Recording {
                     .buffer_info(info)
             })
             .collect();
-        // SAFETY: nothing under way uses the set (`begin`); each range lies within its buffer, is no larger than the device binds, and starts
-        // where it allows (`check_launch`).
+        // SAFETY: the set is this recording's, of which nothing is under way (`begin`), and no command of it uses the
+        // set yet (`next_set`); the caller vouches for the ranges.
         unsafe { self.gpu.raw.update_descriptor_sets(&writes, &[]) };
         Ok(set)
     }

@@ -17,11 +17,12 @@ use std::{
 
 use warpweft_core_types::{
     AllocError, Buffer as _, BufferDesc, Deadline, DeviceId, DriverError, Failure, Launch, OwnedLaunch,
-    Resident, ResidentBudget, ResidentDesc, ResidentError, ResidentState, SliceConfig, SubmitError, WorkId,
+    Resident, ResidentBudget, ResidentDesc, ResidentError, ResidentState, SliceConfig, WorkId,
 };
 
 use crate::{
-    device::VulkanDevice,
+    chores::Hold,
+    gate::Unparkable,
     memory::{Arena, VulkanBuffer},
     record::Recording,
     timeline::{Line, Ticket},
@@ -52,13 +53,10 @@ const IDLE_REST: Duration = Duration::from_micros(50);
 /// A pause between two looks of whoever waits for workgroups to begin.
 const GLANCE: Duration = Duration::from_micros(200);
 
-/// How long workgroups have to leave after others did not check in.
-const CHECK_OUT: Duration = Duration::from_secs(1);
-
 /// A wait for a batch, after which the wait is made again: a kernel that does not return must not end the thread.
 const ROUND: Duration = Duration::from_secs(1);
 
-/// Workgroups a device keeps for residents. None has to be on the device beside another, so this is a policy.
+/// Workgroups that the devices of one silicon keep for residents. None has to be on the device beside another, so this is a policy.
 #[derive(Debug)]
 pub(crate) struct Budget {
     total: u32,
@@ -78,7 +76,7 @@ impl Budget {
     fn reserve(self: &Arc<Self>, device: DeviceId, launch: &Launch<'_>) -> Result<Seats, ResidentError> {
         let workgroups = launch.workgroup_count();
         let fits = |used: u32| {
-            let total = u64::from(used) + workgroups;
+            let total = u64::from(used).checked_add(workgroups)?;
             u32::try_from(total).ok().filter(|&total| total <= self.total)
         };
         let wanted = u32::try_from(workgroups).unwrap_or(u32::MAX);
@@ -114,14 +112,11 @@ pub(crate) struct Quarters<'a> {
     pub(crate) tools: &'a Arc<Tools>,
     pub(crate) arena: &'a Arena,
     pub(crate) budget: &'a Arc<Budget>,
-    /// How many want residents to give way.
-    pub(crate) ways: &'a Arc<AtomicU32>,
 }
 
 /// A resident's launch, and what it was told.
 pub(crate) struct ResidentCore {
     tools: Arc<Tools>,
-    ways: Arc<AtomicU32>,
     launch: OwnedLaunch,
     kernel: String,
     workgroups: u32,
@@ -140,11 +135,25 @@ struct State {
     inside: bool,
     /// A batch was over.
     checked_in: bool,
+    /// Batches that were over.
+    batches: u64,
+    parks: Parks,
     /// Every workgroup said that it is done for good.
     finished: bool,
     failure: Option<Arc<Failure>>,
     /// Held until no workgroup can be inside its kernel any more.
     seats: Option<Seats>,
+}
+
+/// Who wants the resident parked.
+#[derive(Debug, Default)]
+struct Parks {
+    /// How often it was told to park: calls that wait for the same park have the same number.
+    number: u64,
+    /// Calls that wait.
+    waiting: usize,
+    /// One of them has said that it is parked.
+    stands: bool,
 }
 
 /// What the resident was told last.
@@ -171,6 +180,8 @@ enum Outcome {
 /// The batches as the driver gets them.
 struct Feed {
     recording: Recording,
+    /// What the first batch waits for.
+    zeroed: Vec<Ticket>,
     line: Arc<Line>,
     driver_queue: usize,
     turns: u32,
@@ -182,13 +193,13 @@ impl ResidentCore {
         quarters: Quarters<'_>,
         desc: &ResidentDesc<'_>,
     ) -> Result<Arc<Self>, ResidentError> {
+        desc.slice.check()?;
         let tools = quarters.tools;
         let seats = quarters.budget.reserve(tools.gpu.id, &desc.launch)?;
         let size = HEADER as u64 + 4 * u64::from(seats.count);
         let words = quarters.arena.allocate(&BufferDesc::host_visible(size)).map_err(no_words)?;
         let core = Arc::new(Self {
             tools: Arc::clone(tools),
-            ways: Arc::clone(quarters.ways),
             launch: OwnedLaunch::from(&desc.launch),
             kernel: desc.launch.kernel().contract().name.clone(),
             workgroups: seats.count,
@@ -199,6 +210,8 @@ impl ResidentCore {
                 order: Order::Run,
                 inside: false,
                 checked_in: false,
+                batches: 0,
+                parks: Parks::default(),
                 finished: false,
                 failure: None,
                 seats: Some(seats),
@@ -207,31 +220,34 @@ impl ResidentCore {
         });
         let mut feed =
             core.feed(&desc.launch).map_err(|error| ResidentError::Failed(tools.gpu.judge(error)))?;
+        tools.gpu.gate.add(&core);
         let shared = Arc::clone(&core);
         let thread = thread::Builder::new().name(format!("{}/resident", tools.gpu.id));
         thread.spawn(move || shared.run(&mut feed)).map_err(|error| ResidentError::Refused {
             device: tools.gpu.id,
             reason: format!("there is no thread for it: {error}"),
         })?;
-        core.check_in(Deadline::within(desc.check_in))?;
+        core.check_in(desc.check_in)?;
         Ok(core)
     }
 
     /// The launch, recorded once for all batches.
+    #[expect(unsafe_code, reason = "records a launch that was checked")]
     fn feed(&self, launch: &Launch<'_>) -> Result<Feed, DriverError> {
         let gpu = &self.tools.gpu;
-        for (view, _) in launch.buffers() {
-            if let Some(zeroed) = VulkanBuffer::of(view).and_then(VulkanBuffer::zeroed) {
-                zeroed.wait(ROUND)?;
-            }
-        }
+        let own = launch.buffers().filter_map(|(view, _)| VulkanBuffer::of(view));
+        let zeroed =
+            own.filter(|buffer| buffer.is_of(gpu)).filter_map(VulkanBuffer::zeroed).cloned().collect();
         let mut recording = Recording::primary(gpu)?;
-        recording.begin()?;
+        // SAFETY: it is new.
+        unsafe { recording.begin() }?;
         recording.barrier();
-        self.tools.launch(launch, Some(self.words.span()), &mut recording)?;
+        // SAFETY: `Residents::launch` had the launch checked; there is a word for each workgroup.
+        unsafe { self.tools.launch(launch, Some(self.words.span()), &mut recording) }?;
         recording.show_host();
         recording.end()?;
-        Ok(Feed { recording, line: Line::create(gpu)?, driver_queue: gpu.pick_queue(), turns: TURNS.0 })
+        let (line, driver_queue) = (Line::create(gpu)?, gpu.pick_queue());
+        Ok(Feed { recording, zeroed, line, driver_queue, turns: TURNS.0 })
     }
 
     /// Makes batch after batch until the resident is over.
@@ -271,8 +287,9 @@ impl ResidentCore {
     }
 
     /// One launch, from its submission to its end.
+    #[expect(unsafe_code, reason = "submits work on memory that the resident holds")]
     fn batch(&self, feed: &mut Feed, ticket: &Ticket) -> Result<Outcome, Arc<Failure>> {
-        let judge = |error| self.tools.gpu.judge(error);
+        let gpu = &self.tools.gpu;
         for workgroup in 0..self.workgroups {
             if self.word_of(workgroup) != FINISHED {
                 self.set_word(place_of(workgroup), ABSENT);
@@ -281,17 +298,40 @@ impl ResidentCore {
         self.set_word(0, feed.turns);
         let began = Instant::now();
         let commands = feed.recording.commands();
-        self.tools.gpu.submit(feed.driver_queue, Some(commands), &[], ticket).map_err(judge)?;
-        while !ticket.wait(ROUND).map_err(judge)? {}
+        // SAFETY: recorded to its end by `feed`; the batch before is over, since this comes back only then. The
+        // launch and the words are this value's, which the thread holds, as it does the recording and the line;
+        // tickets rise.
+        let submitted = unsafe { gpu.submit(feed.driver_queue, Some(commands), &feed.zeroed, ticket) };
+        submitted.map_err(|error| gpu.judge(error))?;
+        self.wait_for(ticket)?;
+        feed.zeroed.clear();
         feed.adapt(began.elapsed(), self.target());
         Ok(self.outcome())
     }
 
+    /// Waits for the end of a batch, which may touch what it uses until then: only the end of the device is an error.
+    fn wait_for(&self, ticket: &Ticket) -> Result<(), Arc<Failure>> {
+        let gpu = &self.tools.gpu;
+        loop {
+            match ticket.wait(ROUND) {
+                Ok(true) => return Ok(()),
+                Ok(false) => {}
+                Err(error) if gpu.is_lost_by(&error) => return Err(gpu.judge(error)),
+                // One that the driver says nothing about counts as one that runs.
+                Err(_) => thread::sleep(GLANCE),
+            }
+            if let Some(failure) = gpu.failure() {
+                return Err(failure);
+            }
+        }
+    }
+
     /// How long the next batch shall take.
     fn target(&self) -> Duration {
-        // Relaxed: a hint.
-        let giving_way = self.ways.load(Ordering::Relaxed) > 0;
-        if giving_way { SHORT } else { self.slice.longest.min(LONG).max(SHORT) }
+        if self.tools.gpu.gate.is_awaited() {
+            return self.slice.hurried().min(SHORT);
+        }
+        self.slice.longest.min(LONG)
     }
 
     fn outcome(&self) -> Outcome {
@@ -312,6 +352,7 @@ impl ResidentCore {
         let mut state = self.lock();
         state.inside = false;
         state.checked_in = true;
+        state.batches += 1;
         match &outcome {
             Ok(Outcome::Finished) => state.finished = true,
             Ok(Outcome::Failed { workgroup, code }) => {
@@ -338,7 +379,8 @@ impl ResidentCore {
         }
     }
 
-    fn check_in(&self, deadline: Deadline) -> Result<(), ResidentError> {
+    fn check_in(&self, time: Duration) -> Result<(), ResidentError> {
+        let deadline = Deadline::within(time);
         let mut state = self.lock();
         loop {
             if let Some(failure) = &state.failure {
@@ -350,16 +392,26 @@ impl ResidentCore {
             }
             if deadline.is_past() {
                 drop(state);
-                self.give(Order::Stop);
-                // One that began and does not leave is named instead.
-                self.wait_outside(Deadline::within(CHECK_OUT))?;
-                let (kernel, wanted) = (self.kernel.clone(), self.workgroups);
-                return Err(ResidentError::NotResident { kernel, started, wanted });
+                return self.give_up(started, Deadline::within(time));
             }
             // Nobody tells when a workgroup writes its word.
             let waited = self.changed.wait_timeout(state, GLANCE.min(deadline.remaining()));
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
+    }
+
+    /// Ends a resident of whose workgroups only some have begun. One that began and does not return is named.
+    fn give_up(&self, started: u32, deadline: Deadline) -> Result<(), ResidentError> {
+        self.give(Order::Stop);
+        let outside = self.wait_outside(deadline);
+        if let Some(failure) = self.lock().failure.clone() {
+            return Err(ResidentError::Failed(failure));
+        }
+        let is_inside = |workgroup| self.word_of(workgroup) == INSIDE;
+        if outside.is_err() && (0..self.workgroups).any(is_inside) {
+            return outside;
+        }
+        Err(ResidentError::NotResident { kernel: self.kernel.clone(), started, wanted: self.workgroups })
     }
 
     /// Workgroups that have written their word, where the host sees it before the batch is over.
@@ -397,25 +449,57 @@ impl ResidentCore {
 
     fn park(&self, deadline: Deadline) -> Result<(), ResidentError> {
         let mut state = self.require(ResidentState::Running, "park")?;
-        if state.order != Order::Run {
-            return Err(ResidentError::WrongState { action: "park", state: "ending" });
+        match state.order {
+            Order::Run => {
+                state.parks = Parks { number: state.parks.number + 1, waiting: 1, stands: false };
+                // Under the lock that the state was read under, so that nobody ends it in between.
+                self.set_order(&mut state, Order::Park);
+            }
+            Order::Park => state.parks.waiting += 1,
+            Order::Stop => return Err(ResidentError::WrongState { action: "park", state: "ending" }),
         }
-        // Under the lock that the state was read under, so that nobody ends it in between.
-        self.set_order(&mut state, Order::Park);
-        drop(state);
-        let outcome = self.wait_outside(deadline);
-        let mut state = self.lock();
+        let number = state.parks.number;
+        let is_awaited = |state: &State| {
+            let is_mine = state.order == Order::Park && state.parks.number == number;
+            is_mine && state.inside && state.failure.is_none()
+        };
+        while is_awaited(&state) && !deadline.is_past() {
+            let waited = self.changed.wait_timeout(state, deadline.remaining());
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        self.end_park(state, number)
+    }
+
+    /// What became of the park with this number. Only the last one to give up undoes it.
+    fn end_park(&self, mut state: MutexGuard<'_, State>, number: u64) -> Result<(), ResidentError> {
+        let is_mine = state.parks.number == number;
+        if is_mine {
+            state.parks.waiting -= 1;
+        }
         if let Some(failure) = &state.failure {
             return Err(ResidentError::Failed(Arc::clone(failure)));
         }
-        // It may have been stopped meanwhile, and then stays so.
-        if outcome.is_err() && state.order == Order::Park {
-            self.set_order(&mut state, Order::Run);
+        match state.order {
+            Order::Park if is_mine && !state.inside => {
+                state.parks.stands = true;
+                Ok(())
+            }
+            Order::Park if is_mine => {
+                if state.parks.waiting == 0 && !state.parks.stands {
+                    self.set_order(&mut state, Order::Run);
+                }
+                Err(self.unparkable())
+            }
+            // A stop that came before or meanwhile stands: the resident is over and not parked.
+            Order::Stop => Err(ResidentError::WrongState { action: "park", state: "ending" }),
+            Order::Park | Order::Run => Err(ResidentError::WrongState { action: "park", state: "running" }),
         }
-        outcome
     }
 
     fn resume(&self) -> Result<(), ResidentError> {
+        if let Some(failure) = self.tools.gpu.failure() {
+            return Err(ResidentError::Failed(failure));
+        }
         let mut state = self.require(ResidentState::Parked, "resume")?;
         self.set_order(&mut state, Order::Run);
         Ok(())
@@ -431,11 +515,30 @@ impl ResidentCore {
         while state.inside {
             let remaining = deadline.remaining();
             if remaining.is_zero() {
-                return Err(ResidentError::Unparkable {
-                    device: self.tools.gpu.id,
-                    kernel: self.kernel.clone(),
-                    workgroup: self.first_inside(),
-                });
+                return Err(self.unparkable());
+            }
+            state = self.changed.wait_timeout(state, remaining).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        Ok(())
+    }
+
+    fn unparkable(&self) -> ResidentError {
+        let (device, kernel, workgroup) = (self.tools.gpu.id, self.kernel.clone(), self.first_inside());
+        ResidentError::Unparkable { device, kernel, workgroup }
+    }
+
+    /// How many batches are over.
+    pub(crate) fn batches(&self) -> u64 {
+        self.lock().batches
+    }
+
+    /// Waits until a batch ends after `before` were over, or nothing of it runs.
+    pub(crate) fn wait_for_boundary(&self, before: u64, deadline: Deadline) -> Result<(), Unparkable> {
+        let mut state = self.lock();
+        while state.inside && state.batches == before && state.failure.is_none() {
+            let remaining = deadline.remaining();
+            if remaining.is_zero() {
+                return Err(Unparkable { kernel: self.kernel.clone(), workgroup: self.first_inside() });
             }
             state = self.changed.wait_timeout(state, remaining).unwrap_or_else(PoisonError::into_inner).0;
         }
@@ -516,7 +619,7 @@ fn no_words(error: AllocError) -> ResidentError {
     match error {
         AllocError::Failed(failure) => ResidentError::Failed(failure),
         AllocError::Driver(error) => ResidentError::Driver(error),
-        error => ResidentError::Submit(SubmitError::Invalid { reason: error.to_string() }),
+        error => ResidentError::Memory(error),
     }
 }
 
@@ -524,7 +627,7 @@ fn no_words(error: AllocError) -> ResidentError {
 #[derive(Debug)]
 pub(crate) struct VulkanResident {
     pub(crate) core: Arc<ResidentCore>,
-    pub(crate) _device: Arc<VulkanDevice>,
+    pub(crate) _device: Hold,
 }
 
 impl Resident for VulkanResident {
@@ -549,7 +652,7 @@ impl Resident for VulkanResident {
     }
 
     fn failure(&self) -> Option<Arc<Failure>> {
-        self.core.lock().failure.clone()
+        self.core.lock().failure.clone().or_else(|| self.core.tools.gpu.failure())
     }
 }
 

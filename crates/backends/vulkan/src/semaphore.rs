@@ -6,7 +6,10 @@
 use std::{
     any::Any,
     collections::VecDeque,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        atomic::{AtomicU64, Ordering},
+    },
     task::Waker,
     time::Duration,
 };
@@ -30,6 +33,9 @@ pub(crate) type Wakers = SmallVec<[Waker; 4]>;
 pub(crate) struct VulkanSemaphore {
     device: DeviceId,
     timeline: Timeline,
+    /// The last value whose ticket was seen to be reached. The timeline follows when the signal's queue is reaped,
+    /// since raising it wakes others, and whoever only asks for the value may hold locks of their own.
+    seen: AtomicU64,
     reactor: Arc<Reactor>,
     coming: Mutex<Coming>,
 }
@@ -66,6 +72,7 @@ impl VulkanSemaphore {
         Self {
             device,
             timeline: Timeline::new(initial),
+            seen: AtomicU64::new(initial),
             reactor: Arc::clone(reactor),
             coming: Mutex::default(),
         }
@@ -78,19 +85,25 @@ impl VulkanSemaphore {
 
     /// How a submission to `gpu` can come to wait for `value`; the failure, if it will never be reached.
     fn readiness(&self, value: u64, gpu: &Arc<Gpu>) -> Result<Readiness, Arc<Failure>> {
-        if self.timeline.value() >= value {
+        // Failure first: a value reached before a failure must be found after it.
+        let failure = self.timeline.failure();
+        if self.known() >= value {
             return Ok(Readiness::Reached);
+        }
+        if let Some(failure) = failure {
+            return Err(failure);
         }
         if let Some(signal) = self.coming().first_at(value).filter(|signal| signal.is_on(gpu)) {
             return Ok(Readiness::Submitted(signal.ticket.clone()));
         }
-        // It may have been reached, and its signal forgotten, between the two looks. The driver is not asked here: a
-        // value that rises by that wakes queues, and the lock of the one that asks is held.
-        let failure = self.timeline.failure();
-        if self.timeline.value() >= value {
-            return Ok(Readiness::Reached);
-        }
-        failure.map_or(Ok(Readiness::Unknown), Err)
+        // It may have been reached, and its signal forgotten, between the two looks.
+        Ok(if self.known() >= value { Readiness::Reached } else { Readiness::Unknown })
+    }
+
+    /// The value, without asking the driver.
+    fn known(&self) -> u64 {
+        // Acquire: what whoever saw the ticket reached had seen before is visible to whoever sees the value.
+        self.timeline.value().max(self.seen.load(Ordering::Acquire))
     }
 
     /// Wakes `waker` once a submission to `gpu` can wait for `value`, and when it is reached or has failed.
@@ -99,11 +112,12 @@ impl VulkanSemaphore {
         let known = coming.watchers.iter().any(|(other, w)| *other == value && w.will_wake(waker));
         // What another device will reach has to be waited for here until it is.
         let submitted = coming.first_at(value).map(|signal| signal.is_on(gpu));
-        if !known && submitted.is_none() {
+        let ready = submitted == Some(true) || self.known() >= value;
+        if !known && !ready && submitted.is_none() {
             coming.watchers.push((value, waker.clone()));
         }
         drop(coming);
-        if submitted == Some(true) {
+        if ready {
             waker.wake_by_ref();
         } else {
             self.wake_when(value, waker.clone());
@@ -119,14 +133,34 @@ impl VulkanSemaphore {
         wakers.extend(coming.watchers.extract_if(.., |(wanted, _)| *wanted <= value).map(|(_, w)| w));
     }
 
-    /// Raises the value, whose ticket is reached. Whoever sees it first may say so; the queue does in any case.
-    fn reached(&self, value: u64) {
+    /// Takes note of a value whose ticket is reached, and wakes nobody: the signal's queue does.
+    fn saw(&self, value: u64) {
+        // Release: see `known`. Before the signal goes, so that one of the two is found.
+        self.seen.fetch_max(value, Ordering::Release);
         self.coming().signals.retain(|signal| signal.value > value);
+    }
+
+    /// Raises the value, whose ticket is reached.
+    fn reached(&self, value: u64) {
+        self.saw(value);
+        self.stop_watching(|wanted| wanted <= value);
         self.timeline.raise(value);
     }
 
+    /// Lets go of queues that the timeline itself wakes.
+    fn stop_watching(&self, is_settled: impl Fn(u64) -> bool) {
+        let settled: Wakers = self
+            .coming()
+            .watchers
+            .extract_if(.., |(wanted, _)| is_settled(*wanted))
+            .map(|(_, w)| w)
+            .collect();
+        // Outside the lock: a queue may go with its waker.
+        drop(settled);
+    }
+
     fn is_settled(&self, value: u64) -> bool {
-        self.timeline.value() >= value || self.timeline.failure().is_some()
+        self.known() >= value || self.timeline.failure().is_some()
     }
 
     /// Waits for the ticket behind `value` with the driver, for a while.
@@ -172,14 +206,13 @@ impl Semaphore for VulkanSemaphore {
     /// Asks the driver about the next value to come, so that a program that polls sees it at once.
     fn value(&self) -> u64 {
         let next = self.coming().signals.front().cloned();
-        if let Some(signal) = next {
-            match signal.ticket.is_done() {
-                Ok(false) => {}
-                Ok(true) => self.reached(signal.value),
-                Err(_) => signal.ask_queue(),
-            }
+        // An error is for the signal's queue to find, which the reactor looks after.
+        if let Some(signal) = next
+            && let Ok(true) = signal.ticket.is_done()
+        {
+            self.saw(signal.value);
         }
-        self.timeline.value()
+        self.known()
     }
 
     fn failure(&self) -> Option<Arc<Failure>> {
@@ -195,25 +228,40 @@ impl Semaphore for VulkanSemaphore {
     }
 
     fn signal(&self, value: u64) -> Result<(), SignalError> {
-        self.timeline.signal(value)
+        let (current, failure) = (self.known(), self.timeline.failure());
+        // What was seen and not raised yet is reached all the same.
+        if current >= value && failure.is_none() {
+            return Err(SignalError::NotIncreasing { value, current });
+        }
+        self.timeline.signal(value)?;
+        self.stop_watching(|wanted| wanted <= value);
+        Ok(())
     }
 
     fn fail(&self, failure: Arc<Failure>) {
         self.timeline.fail(failure);
+        self.stop_watching(|_| true);
     }
 
     fn wait(&self, value: u64, deadline: Deadline) -> Result<(), WaitError> {
         if !self.is_settled(value) {
             self.look(value, deadline);
         }
-        if self.is_settled(value) {
-            return self.timeline.wait(value, deadline);
+        if self.known() >= value {
+            return Ok(());
         }
         let _attention = self.reactor.attend();
-        self.timeline.wait(value, deadline)
+        match self.timeline.wait(value, deadline) {
+            // It may have been seen and not raised before it failed.
+            Err(_) if self.known() >= value => Ok(()),
+            waited => waited,
+        }
     }
 
     fn wake_when(&self, value: u64, waker: Waker) {
+        if self.known() >= value {
+            return waker.wake();
+        }
         self.timeline.wake_when(value, waker);
         self.reactor.stir();
     }
@@ -261,6 +309,13 @@ pub(crate) fn submitted(
 ) {
     if let Some(semaphore) = VulkanSemaphore::of(&point.semaphore) {
         semaphore.submitted(point.value, ticket, queue, wakers);
+    }
+}
+
+/// Takes note of a promised point that is reached, and wakes nobody.
+pub(crate) fn saw(point: &SemaphorePoint) {
+    if let Some(semaphore) = VulkanSemaphore::of(&point.semaphore) {
+        semaphore.saw(point.value);
     }
 }
 

@@ -15,8 +15,8 @@ use crate::{
     timeline::{Line, Ticket},
 };
 
-/// How long the last errand may take when the device goes away.
-const LAST: Duration = Duration::from_secs(10);
+/// A wait for the last errand when the device goes away, after which the wait is made again.
+const ROUND: Duration = Duration::from_secs(1);
 
 /// Short work beside the queues of the program, in order.
 #[derive(Debug)]
@@ -48,7 +48,12 @@ impl Service {
     }
 
     /// Has the device do what `record` records, and holds `keep` until it is done.
-    pub(crate) fn submit(
+    ///
+    /// # Safety
+    ///
+    /// - All that the commands touch lives as long as `keep`.
+    #[expect(unsafe_code, reason = "submits work on memory that the errand keeps")]
+    pub(crate) unsafe fn submit(
         &self,
         keep: Option<Arc<dyn Any + Send + Sync>>,
         record: impl FnOnce(&mut Recording) -> Result<(), DriverError>,
@@ -60,13 +65,16 @@ impl Service {
             Some(recording) => recording,
             None => Recording::primary(&self.gpu)?,
         };
-        recording.begin()?;
+        // SAFETY: it is new, or `reap` took it from an errand that is over.
+        unsafe { recording.begin() }?;
         recording.barrier();
         record(&mut recording)?;
         recording.show_host();
         recording.end()?;
         let ticket = Ticket::new(&self.line, state.submitted + 1);
-        self.gpu.submit(self.queue, Some(recording.commands()), &[], &ticket)?;
+        // SAFETY: recorded just now to its end. The errand holds it and what it touches until its ticket is reached,
+        // which is the next value of the service's own line, under the lock.
+        unsafe { self.gpu.submit(self.queue, Some(recording.commands()), &[], &ticket) }?;
         state.submitted += 1;
         state.in_flight.push_back(Errand { ticket: ticket.clone(), recording, _keep: keep });
         Ok(ticket)
@@ -88,10 +96,21 @@ impl State {
 impl Drop for Service {
     fn drop(&mut self) {
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
-        let Some(last) = state.in_flight.back() else { return };
-        if !last.ticket.wait(LAST).unwrap_or(false) && self.gpu.failure().is_none() {
-            // The device may still read them, so they are never let go.
-            std::mem::forget(std::mem::take(&mut state.in_flight));
-        }
+        let errands = std::mem::take(&mut state.in_flight);
+        let Some(last) = errands.back().map(|errand| errand.ticket.clone()) else { return };
+        let gpu = Arc::clone(&self.gpu);
+        // The device may read what they hold until the last one is over, and that may have to wait for other work.
+        self.gpu.chores.give(move || {
+            while gpu.failure().is_none() {
+                match last.wait(ROUND) {
+                    Ok(true) => break,
+                    Ok(false) => {}
+                    // Nothing tells when they are over, so they are never let go.
+                    Err(error) if gpu.is_lost_by(&error) => {}
+                    Err(_) => return std::mem::forget(errands),
+                }
+            }
+            drop(errands);
+        });
     }
 }

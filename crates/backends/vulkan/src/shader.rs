@@ -141,7 +141,7 @@ impl Shader {
         if contract.resident && !entry.takes_slice {
             return Err("is resident, and never asks whether its slice is over (see ww_begin)".to_owned());
         }
-        self.place_scalars(immediates, contract, device, &mut entry)?;
+        self.place_scalars(immediates, contract, &mut entry)?;
         Ok(entry)
     }
 
@@ -177,7 +177,6 @@ impl Shader {
         &self,
         variable: Option<&GlobalVariable>,
         contract: &KernelContract,
-        device: &Capabilities,
         entry: &mut Entry,
     ) -> Result<(), String> {
         let wanted: Vec<u32> = contract.params.iter().filter_map(scalar_of).collect();
@@ -188,10 +187,6 @@ impl Shader {
         let own: Vec<u32> = entry.scalars.iter().map(|place| place.size).collect();
         if own != wanted {
             return Err(format!("takes values of {own:?} bytes, its contract says {wanted:?}"));
-        }
-        if entry.scalar_bytes > device.scalar_bytes {
-            let (own, most) = (entry.scalar_bytes, device.scalar_bytes);
-            return Err(format!("takes {own} bytes of scalars, gaps among them; {most} fit"));
         }
         Ok(())
     }

@@ -63,10 +63,10 @@ impl Tools {
                 return ours.then_some(()).ok_or(SubmitError::Foreign { what: "graph", owner, device });
             }
             Op::Timestamp(_) if !self.gpu.capabilities().timestamps => {
-                return Err(SubmitError::Invalid { reason: format!("{device} has no clock") });
+                return Err(SubmitError::Unsupported { device, what: op.name() });
             }
             Op::Copy(_) | Op::Fill(_) | Op::Timestamp(_) => {}
-            _ => return Err(SubmitError::Invalid { reason: format!("{device} does no {}", op.name()) }),
+            _ => return Err(SubmitError::Unsupported { device, what: op.name() }),
         }
         let mut result = Ok(());
         op.for_each_access(|view, access| {
@@ -90,24 +90,18 @@ impl Tools {
     }
 
     /// What the driver allows of a buffer that a kernel is given.
-    fn check_binding(&self, view: &BufferView, index: usize, kernel: &str) -> Result<(), SubmitError> {
-        let capabilities = self.gpu.capabilities();
-        let (size, most) = (view.size(), capabilities.binding_bytes);
-        if size > most {
-            let reason = format!(
-                "buffer {index} of kernel {kernel:?} has {size} bytes and {most} can be bound; give it a part"
-            );
-            return Err(SubmitError::Invalid { reason });
+    fn check_binding(&self, view: &BufferView, buffer: usize, kernel: &str) -> Result<(), SubmitError> {
+        let (device, capabilities) = (self.gpu.id, self.gpu.capabilities());
+        let (size_bytes, limit_bytes) = (view.size(), capabilities.binding_bytes);
+        if size_bytes > limit_bytes {
+            let kernel = kernel.to_owned();
+            return Err(SubmitError::BindingTooLarge { device, kernel, buffer, size_bytes, limit_bytes });
         }
         let start = VulkanBuffer::of(view).map_or(0, VulkanBuffer::start) + view.offset();
-        let multiple = capabilities.binding_alignment;
-        if !start.is_multiple_of(multiple) {
-            let reason = format!(
-                "buffer {index} of kernel {kernel:?} starts at {}, and {} binds multiples of {multiple} bytes",
-                view.offset(),
-                self.gpu.id
-            );
-            return Err(SubmitError::Invalid { reason });
+        let multiple_bytes = capabilities.binding_alignment;
+        if !start.is_multiple_of(multiple_bytes) {
+            let (kernel, offset) = (kernel.to_owned(), view.offset());
+            return Err(SubmitError::BindingMisaligned { device, kernel, buffer, offset, multiple_bytes });
         }
         Ok(())
     }
@@ -119,6 +113,10 @@ impl Tools {
         };
         if buffer.is_of(&self.gpu) {
             return Ok(());
+        }
+        // Memory of another backend value is nothing to this one, even where its devices have the same ids.
+        if !Arc::ptr_eq(&buffer.gpu().instance, &self.gpu.instance) {
+            return Err(SubmitError::Foreign { what: "buffer", owner, device });
         }
         if self.within_reach.contains(&owner) {
             // What was imported there by descriptor is not handed on.
@@ -134,23 +132,42 @@ impl Tools {
         }
     }
 
-    /// Records one operation that was checked. Replays are the queue's own.
-    pub(crate) fn record(&self, op: &Op<'_>, recording: &mut Recording) -> Result<(), DriverError> {
+    /// Records one operation. Replays are the queue's own.
+    ///
+    /// # Safety
+    ///
+    /// - `check` took the operation.
+    #[expect(unsafe_code, reason = "records commands for memory that operations name")]
+    pub(crate) unsafe fn record(&self, op: &Op<'_>, recording: &mut Recording) -> Result<(), DriverError> {
         match op {
             Op::Copy(region) => {
                 let (from, to) = (self.span(region.src())?, self.span(region.dst())?);
-                recording.copy(from, to);
+                // SAFETY: `span_of` made them of views, which lie within their buffers and hold them.
+                unsafe { recording.copy(from, to) };
                 Ok(())
             }
             Op::Fill(region) => self.fill(region, recording),
-            Op::Launch(launch) => self.launch(launch, None, recording),
-            Op::Timestamp(region) => recording.stamp(self.span(region.dst())?),
+            // SAFETY: `check` is `check_launch` for launches.
+            Op::Launch(launch) => unsafe { self.launch(launch, None, recording) },
+            Op::Timestamp(region) => {
+                let to = self.span(region.dst())?;
+                // SAFETY: eight bytes at a multiple of eight of the buffer (`TimestampRegion`), which starts at one
+                // (`ALIGNMENT`); `check` saw that there is a clock.
+                unsafe { recording.stamp(to) }
+            }
             _ => Err(failed("vkCmdExecuteCommands")(vk::Result::ERROR_FEATURE_NOT_PRESENT)),
         }
     }
 
     /// Records a launch; a resident's is given the words of its slice.
-    pub(crate) fn launch(
+    ///
+    /// # Safety
+    ///
+    /// - `check_launch` took the launch.
+    /// - The slice lies within a live buffer of this device and has a word for each workgroup; a kernel that is resident
+    ///   is given one.
+    #[expect(unsafe_code, reason = "records commands for memory that operations name")]
+    pub(crate) unsafe fn launch(
         &self,
         launch: &Launch<'_>,
         slice: Option<Span>,
@@ -165,7 +182,10 @@ impl Tools {
             }
         }
         let scalars = kernel.pipeline.scalars(launch.args());
-        recording.dispatch(&kernel.pipeline, &buffers, slice, &scalars, launch.workgroups())
+        // SAFETY: the kernel is of this device, and takes as many buffers and scalars as the launch has by its
+        // contract; `check_launch` saw that the ranges can be bound; `Launch` holds the grid to the kernel's limits.
+        // Whoever added the code vouched for it.
+        unsafe { recording.dispatch(&kernel.pipeline, &buffers, slice, &scalars, launch.workgroups()) }
     }
 
     fn span(&self, view: &BufferView) -> Result<Span, DriverError> {
@@ -173,11 +193,13 @@ impl Tools {
     }
 
     /// Fills whole words where there are some, and copies the bytes before and after them.
+    #[expect(unsafe_code, reason = "records commands for memory that operations name")]
     fn fill(&self, region: &FillRegion<'_>, recording: &mut Recording) -> Result<(), DriverError> {
         let to = self.span(region.dst())?;
         let fill = Fill::of(to.offset, to.size, region.pattern());
         if fill.words > 0 {
-            recording.fill_words(to.buffer, fill.start, fill.words, fill.word);
+            // SAFETY: whole words of the view (`Fill`), which lies within its buffer and holds it.
+            unsafe { recording.fill_words(to.buffer, fill.start, fill.words, fill.word) };
         }
         let palette = self.palette.span();
         let bytes: SmallVec<[vk::BufferCopy; 6]> = fill
@@ -190,7 +212,9 @@ impl Tools {
             })
             .collect();
         if !bytes.is_empty() {
-            recording.copy_regions(palette.buffer, to.buffer, &bytes);
+            // SAFETY: single bytes of the view, and of the palette, which has a word for each value and lives as long
+            // as the device.
+            unsafe { recording.copy_regions(palette.buffer, to.buffer, &bytes) };
         }
         Ok(())
     }

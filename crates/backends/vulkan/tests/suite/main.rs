@@ -1,12 +1,17 @@
 //! What the conformance suite cannot ask of every backend: shaders that are wrong or hostile, what Vulkan allows of
-//! bindings, the validation layer, and machines that lack something.
+//! bindings, drivers that fail, the validation layer, and machines that lack something.
 //!
 //! A test that cannot run here says which need is missing.
 
 mod bindings;
+mod faults;
 mod hazards;
+mod interposed;
+mod lifetimes;
+mod memory;
 mod mixed;
 mod opening;
+mod residents;
 mod shaders;
 mod support;
 
@@ -20,7 +25,18 @@ fn main() -> ExitCode {
     if let Some(code) = opening::answer() {
         return code;
     }
-    let tests = [bindings::TESTS, hazards::TESTS, mixed::TESTS, opening::TESTS, shaders::TESTS].concat();
+    let tests = [
+        bindings::TESTS,
+        faults::TESTS,
+        hazards::TESTS,
+        lifetimes::TESTS,
+        memory::TESTS,
+        mixed::TESTS,
+        opening::TESTS,
+        residents::TESTS,
+        shaders::TESTS,
+    ]
+    .concat();
     let trials = tests.into_iter().map(trial).collect();
     libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
 }

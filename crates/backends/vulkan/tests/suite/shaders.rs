@@ -15,6 +15,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test { name: "shaders::types_that_the_device_lacks_are_refused", body: types_that_the_device_lacks },
     Test { name: "shaders::what_is_not_in_the_contract_is_refused", body: what_is_not_in_the_contract },
     Test { name: "shaders::scalars_lie_where_the_shader_says", body: scalars_lie_where_the_shader_says },
+    Test { name: "shaders::scalars_that_do_not_fit_are_counted", body: scalars_that_do_not_fit_are_counted },
     Test { name: "shaders::spirv_runs", body: spirv_runs },
     Test { name: "shaders::spirv_that_is_cut_or_altered_is_an_error", body: spirv_that_is_cut_or_altered },
     Test { name: "shaders::the_functions_of_residents_keep_line_numbers", body: residents_keep_line_numbers },
@@ -158,6 +159,30 @@ fn load_spirv(
     bytes: Vec<u8>,
 ) -> Result<Arc<dyn warpweft_core_types::Module>, LoadError> {
     load(device, &double(), ForeignCode::Binary { format: CodeFormat::SpirV, bytes })
+}
+
+/// The bytes of the contract fit, and with the gaps that the shader has between them they do not.
+fn scalars_that_do_not_fit_are_counted() -> Verdict {
+    let (_backend, device) = open(&VulkanConfig::default())?;
+    let limit = device.limits().scalar_bytes;
+    let count = limit / 16 + 1;
+    let members: String = (0..count).map(|member| format!("@align(16) m{member}: u32,")).collect();
+    let text = format!(
+        "struct Scalars {{ {members} }}
+        var<immediate> scalars: Scalars;
+        @group(0) @binding(0) var<storage, read_write> to: array<u32>;
+        @compute @workgroup_size(1) fn gaps() {{ to[0] = scalars.m0; }}"
+    );
+    let scalars = (0..count).map(|_| Param::scalar::<u32>());
+    let params: Vec<Param> = std::iter::once(Param::write(4).aligned(4)).chain(scalars).collect();
+    let error = kernel(&device, &KernelContract::new("gaps", params), &text).err().ok_or("it was loaded")?;
+    let counted = matches!(
+        &error,
+        LoadError::ScalarsTooLarge { kernel, size_bytes, limit_bytes }
+            if kernel == "gaps" && (*size_bytes, *limit_bytes) == (16 * u64::from(count), limit.into())
+    );
+    assert!(counted, "{error}");
+    Ok(())
 }
 
 fn spirv_runs() -> Verdict {

@@ -1,12 +1,12 @@
 //! Devices, kernels and launches in few words.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{fmt, ops::Range, ptr::NonNull, sync::Arc, time::Duration};
 
 use libtest_mimic::Failed;
 use warpweft_core_types::{
-    Arg, Backend, BufferDesc, BufferView, CodeFormat, Device, Features, ForeignCode, Kernel, KernelCode,
-    KernelContract, Launch, LoadError, Module, Op, OpenError, QueueDesc, SemaphorePoint, Submission,
-    SubmitError,
+    Arg, Backend, BufferDesc, BufferView, CodeFormat, Device, Features, ForeignCode, HostMemory, Kernel,
+    KernelCode, KernelContract, Launch, LoadError, Module, Op, OpenError, QueueDesc, SemaphorePoint,
+    Submission, SubmitError,
 };
 use warpweft_vulkan::{VulkanBackend, VulkanConfig};
 
@@ -111,4 +111,21 @@ pub(crate) fn words(view: &BufferView) -> Result<Vec<u32>, Need> {
     let mut bytes = vec![0; usize::try_from(view.size())?];
     view.read(&mut bytes)?;
     Ok(bytes.as_chunks().0.iter().map(|word| u32::from_le_bytes(*word)).collect())
+}
+
+/// Parts of host memory that lasts as long as the process, given in pages of `page` bytes.
+#[expect(unsafe_code, reason = "vouches for memory that is never freed")]
+pub(crate) fn host_pages(page: u64, count: u64) -> Result<impl Fn(Range<u64>) -> HostMemory, Need> {
+    let (page, len) = (usize::try_from(page)?, usize::try_from(page * (count + 1))?);
+    let bytes = Box::leak(vec![0_u8; len].into_boxed_slice());
+    let first = bytes.as_ptr().addr().next_multiple_of(page) - bytes.as_ptr().addr();
+    let base = NonNull::from(bytes).cast::<u8>();
+    Ok(move |pages: Range<u64>| {
+        let [start, end] =
+            [pages.start, pages.end.min(count)].map(|at| page * usize::try_from(at).unwrap_or(0));
+        // SAFETY: `first` is below a page, and there is one page more than are given out.
+        let at = unsafe { base.add(first + start) };
+        // SAFETY: the allocation is leaked, and the only reference to it ended above.
+        unsafe { HostMemory::new(at, end - start, Arc::new(())) }
+    })
 }

@@ -54,7 +54,12 @@ fn all(wish: &Wish<'_>) -> Vec<Leg> {
         leg("copies", 240, "perf copy --backend cuda -b 64K -e 256M --json"),
         leg("queued copies", 120, "perf copy --backend cuda -b 16M -e 16M --queued 8 --bar 0.97 --json"),
         leg("large copies", 240, "perf copy --backend cuda -b 1G -e 1G --bar 0.97 --json"),
-        leg("copies both ways", 240, "perf copy --backend cuda -b 16M -e 1G -f 64 --both --bar 0.97 --json"),
+        leg(
+            "queued copies both ways",
+            120,
+            "perf copy --backend cuda -b 16M -e 16M --queued 8 --both --bar 0.97 --json",
+        ),
+        leg("large copies both ways", 240, "perf copy --backend cuda -b 1G -e 1G --both --bar 0.97 --json"),
         leg("mixed copies", 180, "perf copy --backend host,cuda --devices 2 -b 1M -e 16M -f 16 --json"),
         leg("cuda checks", 180, "checks"),
         leg("fault", 180, "fault"),

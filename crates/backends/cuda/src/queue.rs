@@ -39,8 +39,17 @@ use crate::{
 /// submissions are held here, so that `submit` does not wait.
 const WINDOW: usize = 768;
 
-/// Spent objects kept for the next submissions: as many as there can be submissions in the stream.
+/// Spares that are made at once, and of which half are left when it is time to look for finished submissions.
+///
+/// The reactor may have some in hand, so that a queue that is waited for by turns needs a few more than it has
+/// submissions in the stream.
+const STOCK: usize = 32;
+
+/// Spares kept for the next submissions: as many as there can be submissions in the stream.
 const SPARES: usize = WINDOW;
+
+/// Finished submissions that are looked after at once.
+const BATCH: usize = 16;
 
 /// A queue's state and work, kept alive by whoever may still have to look after it.
 pub(crate) struct QueueCore {
@@ -70,35 +79,47 @@ struct State {
     tracked: bool,
     /// The device went away: what is held will not run.
     closing: bool,
-    /// Some may still be looked at by a semaphore or a waiter; those in front have been here longest.
-    spare_events: VecDeque<Arc<Event>>,
-    spare_lists: Vec<KeepAlive>,
-    /// An empty list with room for what is found finished.
-    spare_done: Vec<InFlight>,
+    /// Those in front have been here longest.
+    spares: VecDeque<Spare>,
 }
 
 impl State {
-    /// Whether it is time to look for events that can be recorded again, before more are made.
+    /// Whether it is time to look for submissions that are over, before more spares are made.
+    ///
+    /// A look costs about what an event does, so there is one for several submissions.
     fn lacks_spares(&self) -> bool {
-        /// A look costs about what an event does, so there is one for as many submissions.
-        const EVERY: usize = 8;
-        self.spare_events.is_empty()
-            && !self.in_flight.is_empty()
-            && self.in_flight.len().is_multiple_of(EVERY)
+        const HALF: usize = STOCK / 2;
+        self.spares.len() < HALF
+            && self.in_flight.len() >= HALF
+            && self.in_flight.len().is_multiple_of(HALF / 2)
     }
 
-    /// An event that nobody looks at, so that it can be recorded again.
-    fn spare_event(&mut self) -> Option<Arc<Event>> {
+    /// A spare whose event nobody looks at, so that it can be recorded again.
+    fn spare(&mut self) -> Option<Spare> {
         /// Those that are looked at are so for a moment.
         const TRIES: usize = 4;
         for _ in 0..TRIES {
-            let event = self.spare_events.pop_front()?;
-            if Arc::strong_count(&event) == 1 {
-                return Some(event);
+            let spare = self.spares.pop_front()?;
+            if Arc::strong_count(&spare.event) == 1 {
+                return Some(spare);
             }
-            self.spare_events.push_back(event);
+            self.spares.push_back(spare);
         }
         None
+    }
+}
+
+/// What a submission in the stream needs.
+#[derive(Debug)]
+struct Spare {
+    /// A semaphore or a waiter may still look at it.
+    event: Arc<Event>,
+    keep: KeepAlive,
+}
+
+impl Spare {
+    fn create(context: &Arc<Context>) -> Result<Self, DriverError> {
+        Ok(Self { event: Arc::new(Event::create(context)?), keep: KeepAlive::default() })
     }
 }
 
@@ -121,6 +142,9 @@ struct InFlight {
     ops: usize,
 }
 
+/// Submissions that are over.
+type Done = SmallVec<[InFlight; BATCH]>;
+
 /// What a submission uses.
 #[derive(Debug)]
 enum Used {
@@ -129,13 +153,22 @@ enum Used {
     Graph(#[expect(dead_code, reason = "held for its drop")] PreparedGraph),
 }
 
-/// Everything that submissions in flight use, held until they are over.
-#[derive(Debug, Default)]
+/// Everything that a submission in flight uses, held until it is over.
+#[derive(Debug)]
 struct KeepAlive {
     used: Vec<Used>,
     /// Addresses of the last entries: programs use the same few objects again and again.
-    recent: [usize; 8],
+    recent: [usize; RECENT],
     next: usize,
+}
+
+const RECENT: usize = 8;
+
+impl Default for KeepAlive {
+    /// With room for what most submissions use.
+    fn default() -> Self {
+        Self { used: Vec::with_capacity(RECENT), recent: [0; RECENT], next: 0 }
+    }
 }
 
 impl KeepAlive {
@@ -173,7 +206,7 @@ impl KeepAlive {
 
     fn clear(&mut self) {
         self.used.clear();
-        self.recent = [0; 8];
+        self.recent = [0; RECENT];
     }
 }
 
@@ -223,7 +256,8 @@ impl QueueCore {
         }
         let mut wakers = Wakers::new();
         let mut state = self.lock();
-        if self.is_full(&state) || state.lacks_spares() {
+        let is_first_held = state.held.is_empty() && state.ops_in_flight >= self.window();
+        if self.is_full(&state) || is_first_held || state.lacks_spares() {
             // Room may have been made, or spares, that nobody has noticed yet.
             drop(state);
             self.reap();
@@ -287,17 +321,16 @@ impl QueueCore {
         signals: Signals,
         wakers: &mut Wakers,
     ) -> Result<(), (Arc<Failure>, Signals)> {
-        let mut keep = state.spare_lists.pop().unwrap_or_default();
-        let filled = self.fill_stream(waits, fill, &mut keep);
-        let marked = self.mark(state);
-        let (event, filled) = match (marked, filled) {
-            (Ok(event), filled) => (event, filled),
-            (Err(error), _) => {
-                // Nothing will tell when the device is done with these, so they are never let go.
-                std::mem::forget(keep);
-                return Err((self.context.judge(error), signals));
-            }
+        let Spare { event, mut keep } = match self.spare(state) {
+            Ok(spare) => spare,
+            Err(error) => return Err((self.context.judge(error), signals)),
         };
+        let filled = self.fill_stream(waits, fill, &mut keep);
+        if let Err(error) = self.mark(&event) {
+            // Nothing will tell when the device is done with these, so they are never let go.
+            std::mem::forget(keep);
+            return Err((self.context.judge(error), signals));
+        }
         match filled {
             Ok(ops) => {
                 for point in &signals {
@@ -348,15 +381,21 @@ impl QueueCore {
         })
     }
 
-    /// An event at the end of what is in the stream now.
-    fn mark(&self, state: &mut State) -> Result<Arc<Event>, DriverError> {
-        let event = match state.spare_event() {
-            Some(event) => event,
-            None => Arc::new(Event::create(&self.context)?),
-        };
+    /// What the next submission needs. One that is missing is made with others, since the next will be missing too.
+    fn spare(&self, state: &mut State) -> Result<Spare, DriverError> {
+        if let Some(spare) = state.spare() {
+            return Ok(spare);
+        }
+        for _ in 1..STOCK {
+            state.spares.push_back(Spare::create(&self.context)?);
+        }
+        Spare::create(&self.context)
+    }
+
+    /// Puts an event behind what is in the stream now.
+    fn mark(&self, event: &Event) -> Result<(), DriverError> {
         let _current = self.context.enter()?;
-        event.record(&self.stream)?;
-        Ok(event)
+        event.record(&self.stream)
     }
 
     fn cannot(&self, submission: SubmissionId, what: &'static str) -> Arc<Failure> {
@@ -417,26 +456,39 @@ impl QueueCore {
     ///
     /// It does nothing while another thread is busy with the queue: that thread, or the next look, will.
     pub(crate) fn reap(self: &Arc<Self>) -> bool {
-        let mut done = Vec::new();
-        let looked = self.take_finished(&mut done);
-        if let Err(error) = looked {
-            let failure = self.context.judge(error);
-            self.fail_in_flight(self.lock(), &failure);
+        let mut progress = false;
+        loop {
+            let mut done = Done::new();
+            let looked = self.take_finished(&mut done);
+            let is_last = done.len() < BATCH;
+            progress |= !done.is_empty();
+            // What is over is so before what fails behind it.
+            let is_held = !done.is_empty() && self.settle(done);
+            if let Err(error) = looked {
+                let failure = self.context.judge(error);
+                self.fail_in_flight(self.lock(), &failure);
+            } else if is_held {
+                self.schedule();
+            }
+            if is_last {
+                break;
+            }
         }
-        if done.is_empty() {
-            return false;
+        if progress {
+            self.fail_doomed();
         }
+        progress
+    }
+
+    /// Raises what finished submissions signal and lets go of what they used; whether some are held.
+    fn settle(&self, mut done: Done) -> bool {
         // Outside the lock: raising a semaphore wakes others, and letting go of buffers frees them.
         for record in &mut done {
             record.signals.iter().for_each(semaphore::reached);
             record.signals.clear();
         }
         self.let_go(&mut done);
-        if self.recycle(done) {
-            self.schedule();
-        }
-        self.fail_doomed();
-        true
+        self.recycle(done)
     }
 
     /// Lets go of what submissions used. A device that goes with it goes on its service thread: this may be the
@@ -463,11 +515,13 @@ impl QueueCore {
 
     /// Asks the driver with the lock open: a program that submits meanwhile must not wait for the answer, which
     /// takes a microsecond, nor be put to sleep by a lock that is taken again and again.
-    fn take_finished(&self, done: &mut Vec<InFlight>) -> Result<(), DriverError> {
+    fn take_finished(&self, done: &mut Done) -> Result<(), DriverError> {
         let Some(_asking) = self.context.cold.ask() else { return Ok(()) };
         let Some(mut state) = self.try_lock() else { return Ok(()) };
         let mut current = None;
-        while let Some(event) = state.in_flight.front().map(|first| Arc::clone(&first.event)) {
+        while done.len() < BATCH
+            && let Some(event) = state.in_flight.front().map(|first| Arc::clone(&first.event))
+        {
             drop(state);
             if current.is_none() {
                 current = Some(self.context.enter()?);
@@ -481,9 +535,6 @@ impl QueueCore {
                 drop(event);
                 let finished = state.in_flight.pop_front();
                 state.ops_in_flight -= finished.as_ref().map_or(0, |first| first.ops);
-                if done.capacity() == 0 {
-                    *done = std::mem::take(&mut state.spare_done);
-                }
                 done.extend(finished);
             }
         }
@@ -504,17 +555,11 @@ impl QueueCore {
     }
 
     /// Keeps what the next submissions can use; whether some are held.
-    fn recycle(&self, mut done: Vec<InFlight>) -> bool {
+    fn recycle(&self, done: Done) -> bool {
         let mut state = self.lock();
-        for InFlight { event, keep, .. } in done.drain(..) {
-            if state.spare_lists.len() < SPARES {
-                state.spare_lists.push(keep);
-            }
-            if state.spare_events.len() < SPARES {
-                state.spare_events.push_back(event);
-            }
-        }
-        state.spare_done = done;
+        let room = SPARES.saturating_sub(state.spares.len());
+        let spent = done.into_iter().take(room);
+        state.spares.extend(spent.map(|InFlight { event, keep, .. }| Spare { event, keep }));
         !state.held.is_empty()
     }
 

@@ -23,7 +23,7 @@ type List = Mutex<Vec<String>>;
 #[derive(Debug, Clone)]
 pub struct Messages {
     list: Arc<List>,
-    instance: Weak<Instance>,
+    instance: Weak<()>,
 }
 
 impl Messages {
@@ -34,6 +34,8 @@ impl Messages {
 
     /// Whether nothing more will come: the backend is gone, and everything that was opened with it. Work that is under
     /// way keeps its device for a moment longer.
+    ///
+    /// A program that is about to end waits for this: SwiftShader crashes where a process ends that uses it.
     pub fn are_complete(&self) -> bool {
         self.instance.strong_count() == 0
     }
@@ -60,6 +62,8 @@ pub(crate) struct Instance {
     messages: Arc<List>,
     /// After the instance: its functions are in the library that this keeps loaded.
     _entry: ash::Entry,
+    /// After everything: who sees that it is gone knows that nothing of the driver's runs.
+    alive: Arc<()>,
 }
 
 impl Instance {
@@ -84,12 +88,12 @@ impl Instance {
                 return Err(OpenError::Driver(error));
             }
         };
-        Ok(Arc::new(Self { raw, messenger, messages, _entry: entry }))
+        Ok(Arc::new(Self { raw, messenger, messages, _entry: entry, alive: Arc::default() }))
     }
 
     /// What the layer says from now on, too.
     pub(crate) fn messages(self: &Arc<Self>) -> Messages {
-        Messages { list: Arc::clone(&self.messages), instance: Arc::downgrade(self) }
+        Messages { list: Arc::clone(&self.messages), instance: Arc::downgrade(&self.alive) }
     }
 
     #[expect(unsafe_code, reason = "asks the loader")]

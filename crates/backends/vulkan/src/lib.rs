@@ -99,6 +99,8 @@
 //!   returns; one that does not within a second has the load refused with its name
 //!   ([`LoadError::Unparkable`](warpweft_core_types::LoadError::Unparkable)). Pipelines are destroyed, and devices let
 //!   go of, on a thread of their own. Other work of the device that takes long does hold a load up.
+//! - A process that ends while a device is let go of may crash in its driver (SwiftShader does);
+//!   [`Messages::are_complete`] says when nothing is left.
 //! - A buffer, a kernel and a graph keep their device open, so that a device that is opened again is the same one.
 //! - Host memory is imported once for each device; what is imported again is a part of that.
 //! - Opening a device tries a loop of 70,000 rounds, because lavapipe of Mesa 22.3 ends those early and says nothing.

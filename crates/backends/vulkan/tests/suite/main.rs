@@ -19,7 +19,7 @@ use std::process::ExitCode;
 
 use libtest_mimic::{Arguments, Completion, Trial};
 
-use crate::support::{Need, Test};
+use crate::support::{Need, Test, wait_for_the_end};
 
 fn main() -> ExitCode {
     if let Some(code) = opening::answer() {
@@ -38,7 +38,9 @@ fn main() -> ExitCode {
     ]
     .concat();
     let trials = tests.into_iter().map(trial).collect();
-    libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
+    let conclusion = libtest_mimic::run(&Arguments::from_args(), trials);
+    assert!(wait_for_the_end(), "a device that nobody uses is still there");
+    conclusion.exit_code()
 }
 
 fn trial(test: Test) -> Trial {

@@ -1,14 +1,20 @@
 //! Devices, kernels and launches in few words.
 
-use std::{fmt, ops::Range, ptr::NonNull, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    ops::Range,
+    ptr::NonNull,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 
 use libtest_mimic::Failed;
 use warpweft_core_types::{
-    Arg, Backend, BufferDesc, BufferView, CodeFormat, Device, Features, ForeignCode, HostMemory, Kernel,
-    KernelCode, KernelContract, Launch, LoadError, Module, Op, OpenError, QueueDesc, SemaphorePoint,
+    Arg, Backend, BufferDesc, BufferView, CodeFormat, Deadline, Device, Features, ForeignCode, HostMemory,
+    Kernel, KernelCode, KernelContract, Launch, LoadError, Module, Op, OpenError, QueueDesc, SemaphorePoint,
     Submission, SubmitError,
 };
-use warpweft_vulkan::{VulkanBackend, VulkanConfig};
+use warpweft_vulkan::{Messages, VulkanBackend, VulkanConfig};
 
 /// Far longer than anything takes on a busy machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
@@ -38,7 +44,24 @@ impl<E: fmt::Display> From<E> for Need {
 
 /// A missing loader, driver or layer is a need that is missing; anything else a failure.
 pub(crate) fn open_backend(config: &VulkanConfig) -> Result<Arc<VulkanBackend>, Need> {
-    Ok(Arc::new(there(VulkanBackend::with_config(config))?))
+    let backend = there(VulkanBackend::with_config(config))?;
+    OPENED.lock().unwrap_or_else(PoisonError::into_inner).push(backend.messages());
+    Ok(Arc::new(backend))
+}
+
+/// What was opened so far.
+static OPENED: Mutex<Vec<Messages>> = Mutex::new(Vec::new());
+
+/// Returns once everything that was opened is gone, as it has to be before the process ends; whether it is.
+pub(crate) fn wait_for_the_end() -> bool {
+    let opened = std::mem::take(&mut *OPENED.lock().unwrap_or_else(PoisonError::into_inner));
+    let deadline = Deadline::within(PATIENCE);
+    opened.iter().all(|messages| {
+        while !messages.are_complete() && !deadline.is_past() {
+            std::thread::yield_now();
+        }
+        messages.are_complete()
+    })
 }
 
 fn there<T>(opened: Result<T, OpenError>) -> Result<T, Need> {

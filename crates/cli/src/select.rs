@@ -76,9 +76,9 @@ fn named(name: &str, selection: &Selection) -> anyhow::Result<Chosen> {
 
 #[cfg(feature = "vulkan")]
 fn vulkan(copies: u32) -> anyhow::Result<Chosen> {
-    use warpweft::vulkan::{VulkanBackend, VulkanConfig};
+    use warpweft::vulkan::VulkanConfig;
 
-    let backend = Arc::new(VulkanBackend::with_config(&VulkanConfig::default().with_copies(copies))?);
+    let backend = Arc::new(crate::vulkan::open(&VulkanConfig::default().with_copies(copies))?);
     let mut notes = vec!["Vulkan tells nothing of links; --measure times them".to_owned()];
     notes.extend(backend.skipped().iter().map(|skipped| format!("not used: {skipped}")));
     Ok(Chosen { backend, notes: Box::new(move || notes.clone()) })

@@ -74,7 +74,7 @@ Examples:
 
 fn main() -> ExitCode {
     let program = || String::from("gpu-suite");
-    match Args::parse().command {
+    let code = match Args::parse().command {
         Command::Run(options) => run::run(&options),
         Command::Conformance { args } => {
             let all = std::iter::once(program()).chain(args).collect();
@@ -88,7 +88,9 @@ fn main() -> ExitCode {
         Command::Bench { part } => rig::bounded(|| bench::run(part)),
         Command::Child { role } => rig::bounded(|| child::play(&role)),
         Command::Warpweft(args) => warpweft_cli::run_with(std::iter::once(program()).chain(args)),
-    }
+    };
+    warpweft_cli::vulkan::wait_until_closed();
+    code
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{Result, bail, ensure};
 use serde_json::json;
 use warpweft_core_types::{Backend as _, Device, DeviceInfo, Features};
-use warpweft_vulkan::VulkanBackend;
+use warpweft_vulkan::{VulkanBackend, VulkanConfig};
 
 use crate::{
     kernels,
@@ -27,7 +27,7 @@ pub(crate) fn look() -> Result<Vec<String>> {
 
 /// The other process.
 pub(crate) fn tell() -> Result<()> {
-    let backend = VulkanBackend::new()?;
+    let backend = warpweft_cli::vulkan::open(&VulkanConfig::default())?;
     let (mut devices, mut refused) = (Vec::new(), Vec::new());
     for info in backend.devices()? {
         match backend.open(info.id.ordinal, Features::empty()) {
@@ -49,7 +49,7 @@ pub(crate) fn described(info: &DeviceInfo) -> String {
 
 /// The first device that opens, with the kernels and a queue; GPUs come before devices made of host threads.
 pub(crate) fn open() -> Result<(VulkanBackend, Bench)> {
-    let backend = VulkanBackend::new()?;
+    let backend = warpweft_cli::vulkan::open(&VulkanConfig::default())?;
     let mut refused = String::new();
     for info in backend.devices()? {
         match backend.open(info.id.ordinal, Features::empty()) {

@@ -17,7 +17,7 @@ pub(super) fn checks() -> Vec<Check> {
         Ok((major, minor, patch)) => Check::found("vulkan loader", format!("{major}.{minor}.{patch}")),
         Err(error) => return vec![Check::missing("vulkan", in_full(&error))],
     };
-    let backend = match VulkanBackend::new() {
+    let backend = match crate::vulkan::open(&VulkanConfig::default()) {
         Ok(backend) => backend,
         Err(error) => return vec![loader, Check::missing("vulkan driver", in_full(&error))],
     };

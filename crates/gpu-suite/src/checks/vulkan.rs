@@ -4,11 +4,12 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::json;
+use warpweft_cli::vulkan;
 use warpweft_core_types::{
     AllocError, Arg, Backend as _, BufferDesc, BufferView, Device, Features, HostMemory, Launch, Op,
 };
 use warpweft_host::HostBackend;
-use warpweft_vulkan::VulkanBackend;
+use warpweft_vulkan::{VulkanBackend, VulkanConfig};
 
 use crate::{
     kernels,
@@ -49,7 +50,7 @@ pub(super) fn one_allocation(rig: &Rig) -> Result<()> {
 fn same_silicon(cuda: &Bench) -> Result<(VulkanBackend, Bench)> {
     let id = cuda.device.info().id;
     let absent = |reason: String| NotRun(format!("it needs {id} as a Vulkan device: {reason}"));
-    let backend = VulkanBackend::new().map_err(|error| absent(error.to_string()))?;
+    let backend = vulkan::open(&VulkanConfig::default()).map_err(|error| absent(error.to_string()))?;
     let infos = backend.devices()?;
     let same = infos.iter().find(|info| info.id.uuid == id.uuid);
     let same = same.ok_or_else(|| absent(format!("none of {} has its UUID", infos.len())))?;

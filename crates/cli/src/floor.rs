@@ -1,6 +1,6 @@
 //! The driver's own calls, timed in the same rounds as ours.
 
-use std::{marker::PhantomData, sync::Arc};
+use std::sync::Arc;
 
 #[cfg(feature = "cuda")]
 use warpweft::cuda;
@@ -27,8 +27,6 @@ impl Driver {
         if let Some(baseline) = vulkan::Baseline::new(device) {
             return Ok(Some(Self::Vulkan(baseline)));
         }
-        #[cfg(not(any(feature = "cuda", feature = "vulkan")))]
-        let _has_none = device;
         Ok(None)
     }
 }
@@ -123,8 +121,6 @@ impl FloorCopies {
 /// Copies that are about to start.
 #[derive(Default)]
 struct Work<'a> {
-    /// All that is borrowed where no driver is built in.
-    _ways: PhantomData<&'a FloorCopies>,
     #[cfg(feature = "cuda")]
     cuda: Vec<(&'a cuda::Baseline, Op<'a>)>,
     #[cfg(feature = "vulkan")]
@@ -171,13 +167,15 @@ pub(crate) enum FloorLaunch {
 impl FloorLaunch {
     /// `None` where there is no such call.
     pub(crate) fn new(device: &Arc<dyn Device>, kernel: &Arc<dyn Kernel>) -> anyhow::Result<Option<Self>> {
-        let launch = Op::Launch(Launch::new(kernel, [1; 3], &[])?);
         Ok(match Driver::of(device)? {
             None => None,
             #[cfg(feature = "cuda")]
             Some(Driver::Cuda(baseline)) => Some(Self::Cuda(baseline, Arc::clone(kernel))),
             #[cfg(feature = "vulkan")]
-            Some(Driver::Vulkan(baseline)) => Some(Self::Vulkan(baseline.record(&[launch])?)),
+            Some(Driver::Vulkan(baseline)) => {
+                let launch = Op::Launch(Launch::new(kernel, [1; 3], &[])?);
+                Some(Self::Vulkan(baseline.record(&[launch])?))
+            }
         })
     }
 

@@ -7,6 +7,10 @@
 mod args;
 mod demo;
 mod doctor;
+#[cfg(any(feature = "cuda", feature = "vulkan"))]
+mod floor;
+#[cfg(not(any(feature = "cuda", feature = "vulkan")))]
+#[path = "no_floor.rs"]
 mod floor;
 mod impersonate;
 mod kernels;

@@ -58,6 +58,10 @@ const CONFORMANCE: &str = "conformance";
 
 /// The crate that the legs on Vulkan drivers test.
 const VULKAN: &str = "backends/vulkan";
+/// What tests on these drivers beside the suite: the backend's own, and the command's.
+const BESIDE: [&str; 2] = ["-p warpweft-vulkan --test suite", "-p warpweft-cli --test vulkan"];
+/// Makes a test that finds no driver a failure.
+const REQUIRED: (&str, &str) = ("WARPWEFT_VULKAN_REQUIRED", "1");
 /// Tells it to have the layers watch it, where whatever they say fails the case.
 ///
 /// Layers of 2025 (1.4.309) look at what shaders access, and repeat themselves, only if they are told to.
@@ -202,7 +206,7 @@ fn corpus(workspace: &Workspace, variable: impl Fn(&str) -> Option<PathBuf>) -> 
     }
 }
 
-/// The suite on Vulkan drivers that need no GPU: each alone, and both as devices of one program.
+/// The suite, and the backend's own, on Vulkan drivers that need no GPU: each alone, and both as devices of one program.
 fn vulkan(options: &Options, drivers: Option<&Drivers>) -> [Leg; 3] {
     [
         vulkan_leg("vulkan on lavapipe", options, drivers, &[Driver::Lavapipe], &WATCHED),
@@ -222,24 +226,36 @@ fn vulkan_leg(
     args.extend(options.args.iter().cloned());
     let environment = drivers.map_or(Ok(Vec::new()), |drivers| drivers.environment(on));
     let absence = environment.as_ref().err().map(|error| format!("{error:#}"));
-    let command = cargo_test(&args, "--test conformance").variables(environment.unwrap_or_default());
+    let environment = environment.unwrap_or_default();
+    let suite = cargo_test(&args, "--test conformance");
+    let beside = BESIDE.map(|targets| {
+        with_args(
+            Cmd::new("cargo test --locked --no-fail-fast").args(targets.split_whitespace()),
+            &options.args,
+        )
+    });
+    let commands = [suite].into_iter().chain(beside).map(|command| {
+        let command = command.variables(environment.clone()).variable(REQUIRED.0, REQUIRED.1);
+        variables.iter().fold(command, |command, (name, value)| command.variable(name, value))
+    });
+    let commands = commands.collect();
     let code = Need {
         kind: NeedKind::Code,
         met: drivers.is_some(),
         absence: format!("there is no crate {VULKAN} yet"),
     };
     let part = Need { kind: NeedKind::Part, met: absence.is_none(), absence: absence.unwrap_or_default() };
-    Leg {
-        name,
-        needs: vec![code, part],
-        commands: vec![
-            variables.iter().fold(command, |command, (name, value)| command.variable(name, value)),
-        ],
-    }
+    Leg { name, needs: vec![code, part], commands }
 }
 
+/// All crates.
 fn cargo_test(args: &[String], targets: &str) -> Cmd {
     let command = Cmd::new("cargo test --workspace --locked --no-fail-fast").args(targets.split_whitespace());
+    with_args(command, args)
+}
+
+/// With arguments for the test programs.
+fn with_args(command: Cmd, args: &[String]) -> Cmd {
     if args.is_empty() { command } else { command.arg("--").args(args.iter().cloned()) }
 }
 
@@ -367,12 +383,25 @@ mod tests {
     fn lavapipe_is_watched_by_the_layers() {
         let both = Drivers::pretended(&[Driver::Lavapipe, Driver::SwiftShader]);
         let options = Options { args: vec!["copy".into()], ..Options::default() };
-        let commands = vulkan(&options, Some(&both)).map(|leg| lines(&leg).concat());
-        let suite = "cargo test --workspace --locked --no-fail-fast --test conformance -- \
-                     --only vulkan --require vulkan,2 copy";
-        assert!(commands.iter().all(|command| command.ends_with(suite)), "{commands:?}");
-        let watched = commands.map(|command| command.contains("WARPWEFT_VULKAN_VALIDATION=1 "));
-        assert_eq!(watched, [true, false, false]);
+        let legs = vulkan(&options, Some(&both)).map(|leg| lines(&leg));
+        for commands in &legs {
+            let ends = [
+                "cargo test --workspace --locked --no-fail-fast --test conformance -- \
+                 --only vulkan --require vulkan,2 copy",
+                "cargo test --locked --no-fail-fast -p warpweft-vulkan --test suite -- copy",
+                "cargo test --locked --no-fail-fast -p warpweft-cli --test vulkan -- copy",
+            ];
+            assert_eq!(commands.len(), ends.len());
+            assert!(commands.iter().zip(ends).all(|(command, end)| command.ends_with(end)), "{commands:?}");
+            assert!(
+                commands.iter().all(|command| command.contains("WARPWEFT_VULKAN_REQUIRED=1 ")),
+                "{commands:?}"
+            );
+        }
+        let watched = legs.map(|commands| {
+            commands.iter().filter(|command| command.contains("WARPWEFT_VULKAN_VALIDATION=1 ")).count()
+        });
+        assert_eq!(watched, [3, 0, 0]);
     }
 
     #[test]

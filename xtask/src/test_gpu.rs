@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result, ensure};
 
 use crate::cmd::Cmd;
+use crate::drivers::Drivers;
 use crate::report::Report;
 use crate::workspace::Workspace;
 
@@ -15,6 +16,9 @@ const PROGRAM: &str = "gpu-suite";
 
 /// What starts the suite in a bundle.
 const SCRIPT: &str = "crates/gpu-suite/run.sh";
+
+/// Where that script looks for Vulkan's loader.
+const LIBRARIES: &str = "lib";
 
 /// A bundle stays below this, so that it can be carried anywhere.
 const MOST_BYTES: u64 = 40 << 20;
@@ -46,7 +50,7 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     let built = workspace.target.join("bundle").join(PROGRAM);
     Cmd::new("cargo build --profile bundle --locked -p").arg(PACKAGE).run()?;
     if let Some(folder) = &options.bundle {
-        return bundle(&built, folder);
+        return bundle(&built, folder, &Drivers::find(workspace));
     }
     let mut report = Report::default();
     report.step("gpu", |counts| suite(&built, options).run_reading(|line| counts.read(line)));
@@ -69,18 +73,26 @@ fn suite(built: &Path, options: &Options) -> Cmd {
     if options.memcheck { suite.arg("--memcheck") } else { suite }
 }
 
-fn bundle(built: &Path, folder: &Path) -> Result<()> {
-    fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
-    let mut bytes = 0;
-    for file in [built, Path::new(SCRIPT)] {
-        let name = file.file_name().context("a file has a name")?;
-        let copied = fs::copy(file, folder.join(name)).with_context(|| file.display().to_string())?;
-        println!("{:>9} KiB  {}", copied.div_ceil(1024), folder.join(name).display());
-        bytes += copied;
+fn bundle(built: &Path, folder: &Path, drivers: &Drivers) -> Result<()> {
+    let mut files = vec![(built, folder.to_owned()), (Path::new(SCRIPT), folder.to_owned())];
+    match drivers.loader() {
+        Ok(loader) => files.push((loader, folder.join(LIBRARIES))),
+        Err(_) => println!("without Vulkan's loader: cargo xtask setup --only drivers brings one"),
     }
+    let sizes = files.iter().map(|(file, to)| carry(file, to)).collect::<Result<Vec<_>>>()?;
+    let bytes: u64 = sizes.iter().sum();
     ensure!(bytes <= MOST_BYTES, "the bundle has {} MiB, {} are allowed", bytes >> 20, MOST_BYTES >> 20);
     println!("to run it: sh {}/run.sh --require cuda,2 --out results", folder.display());
     Ok(())
+}
+
+/// Copies a file into a folder; its size.
+fn carry(file: &Path, folder: &Path) -> Result<u64> {
+    fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
+    let to = folder.join(file.file_name().context("a file has a name")?);
+    let copied = fs::copy(file, &to).with_context(|| file.display().to_string())?;
+    println!("{:>9} KiB  {}", copied.div_ceil(1024), to.display());
+    Ok(copied)
 }
 
 #[cfg(test)]

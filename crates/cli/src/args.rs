@@ -10,6 +10,7 @@ Examples:
   warpweft demo --devices 8 --links ring copies go round a ring
   warpweft perf copy -b 1M -e 256M       every pair of devices, beside the raw calls
   warpweft topo --backend host --measure what is linked to what, and how fast
+  warpweft demo --backend vulkan         the devices of any Vulkan driver
   warpweft doctor                        what is missing, and how to get it";
 
 /// One program, many accelerators: try the devices, measure them, find out what is missing.
@@ -44,7 +45,7 @@ pub(crate) enum Perf {
 /// Which devices to use.
 #[derive(Debug, Clone, ClapArgs)]
 pub(crate) struct Selection {
-    /// Backends whose devices to use (host, cuda), separated by commas.
+    /// Backends whose devices to use (host, cuda, vulkan), separated by commas.
     #[arg(long, value_name = "NAME,...", value_delimiter = ',', default_value = "host")]
     pub(crate) backend: Vec<String>,
     /// How many host devices to make.
@@ -53,6 +54,9 @@ pub(crate) struct Selection {
     /// How host devices are linked with each other.
     #[arg(long, value_enum, default_value_t = Links::All)]
     pub(crate) links: Links,
+    /// How many devices to make of each Vulkan device; they reach each other's memory.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=16))]
+    pub(crate) copies: u32,
     /// Make host devices with the devices and links of a topology file (see `warpweft topo --help`).
     #[arg(long, value_name = "FILE", conflicts_with_all = ["devices", "links"])]
     pub(crate) impersonate: Option<PathBuf>,
@@ -77,7 +81,9 @@ Examples:
   warpweft demo --links chain --json
   warpweft demo --fault corrupt          see a failed check
   warpweft demo --impersonate dgx.txt    on the devices and links of another machine
-  warpweft demo --backend host,cuda      CPU devices and GPUs together")]
+  warpweft demo --backend host,cuda      CPU devices and GPUs together
+  warpweft demo --backend vulkan --copies 2
+                                         a Vulkan driver's devices, each opened twice")]
 pub(crate) struct Demo {
     #[command(flatten)]
     pub(crate) selection: Selection,
@@ -125,7 +131,9 @@ Examples:
   warpweft perf copy --both --json > copies.jsonl
   warpweft perf copy -b 16M -e 16M --queued 8 --bar 0.97
   warpweft perf copy --backend cuda -e 1G     GPUs, beside the driver's copies
-  warpweft perf copy --backend host,cuda      between CPU devices and GPUs too")]
+  warpweft perf copy --backend host,cuda      between CPU devices and GPUs too
+  warpweft perf copy --backend vulkan --copies 2
+                                              Vulkan devices, beside vkCmdCopyBuffer")]
 pub(crate) struct PerfCopy {
     #[command(flatten)]
     pub(crate) selection: Selection,
@@ -162,7 +170,8 @@ pub(crate) struct PerfCopy {
 #[command(after_help = "\
 Examples:
   warpweft perf launch -n 10000
-  warpweft perf launch --backend cuda         beside the driver's launches")]
+  warpweft perf launch --backend cuda         beside the driver's launches
+  warpweft perf launch --backend vulkan       beside vkQueueSubmit and a fence")]
 pub(crate) struct PerfLaunch {
     #[command(flatten)]
     pub(crate) selection: Selection,
@@ -178,7 +187,7 @@ pub(crate) struct PerfLaunch {
 }
 
 /// What has a meaning only for opened devices, and for one topology only.
-const FROM_DEVICES: [&str; 6] = ["backend", "devices", "links", "measure", "size", "cache"];
+const FROM_DEVICES: [&str; 7] = ["backend", "devices", "links", "copies", "measure", "size", "cache"];
 const FOR_ONE: [&str; 5] = ["import", "svg", "dot", "nccl", "save"];
 
 #[derive(Debug, ClapArgs)]
@@ -191,6 +200,7 @@ Examples:
   warpweft topo
   warpweft topo --backend host --measure
   warpweft topo --backend host,cuda --measure
+  warpweft topo --backend vulkan --copies 2 --measure
   nvidia-smi topo -m > machine.txt; warpweft topo --import machine.txt --svg machine.svg
   warpweft topo --import machine.xml --json
   warpweft topo --diff before.json after.json")]
@@ -204,6 +214,9 @@ pub(crate) struct Topo {
     /// How host devices are linked with each other.
     #[arg(long, value_enum, default_value_t = Links::All, requires = "backend")]
     pub(crate) links: Links,
+    /// How many devices to make of each Vulkan device.
+    #[arg(long, value_name = "N", default_value_t = 1, requires = "backend", value_parser = clap::value_parser!(u32).range(1..=16))]
+    pub(crate) copies: u32,
     /// Time every link and check the bytes that cross it.
     #[arg(long, requires = "backend")]
     pub(crate) measure: bool,
@@ -242,7 +255,8 @@ Exit code: 0 if everything that the chosen backends need is there, 1 if somethin
 
 Examples:
   warpweft doctor --json
-  warpweft doctor --backend cuda         driver, devices, peers, residents, compiler")]
+  warpweft doctor --backend cuda         driver, devices, peers, residents, compiler
+  warpweft doctor --backend vulkan       loader, drivers, devices, what each of them lacks")]
 pub(crate) struct Doctor {
     /// Backends that must work, separated by commas.
     #[arg(long, value_name = "NAME,...", value_delimiter = ',', default_value = "host")]

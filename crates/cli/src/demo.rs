@@ -139,11 +139,12 @@ impl Run<'_> {
             return;
         }
         output::title("Devices");
-        for device in self.runtime.devices() {
-            let info = device.info();
+        let infos = || self.runtime.devices().iter().map(|device| device.info());
+        let width = infos().map(|info| info.name.chars().count()).max().unwrap_or(0).max(20);
+        for info in infos() {
             let unit = if info.kind == DeviceKind::Cpu { "worker" } else { "multiprocessor" };
             output::line(format!(
-                "  {:<8} {:<4} {:<20} {:>9}   {} {unit}{}",
+                "  {:<8} {:<4} {:<width$} {:>9}   {} {unit}{}",
                 info.id.to_string(),
                 info.kind.to_string(),
                 info.name,

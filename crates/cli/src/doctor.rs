@@ -2,6 +2,10 @@
 
 #[cfg(feature = "cuda")]
 mod cuda;
+#[cfg(any(feature = "cuda", feature = "vulkan"))]
+mod trial;
+#[cfg(feature = "vulkan")]
+mod vulkan;
 
 use std::process::ExitCode;
 
@@ -33,7 +37,7 @@ impl Check {
         Self { what: what.into(), found: false, required: true, detail: detail.into() }
     }
 
-    #[cfg(feature = "cuda")]
+    #[cfg(any(feature = "cuda", feature = "vulkan"))]
     fn optional(self) -> Self {
         Self { required: false, ..self }
     }
@@ -59,6 +63,8 @@ pub(crate) fn run(args: &args::Doctor) -> anyhow::Result<ExitCode> {
             "host" => checks.push(host()),
             #[cfg(feature = "cuda")]
             "cuda" => checks.extend(cuda::checks(args.probe_resident)),
+            #[cfg(feature = "vulkan")]
+            "vulkan" => checks.extend(vulkan::checks()),
             _ => checks.push(unknown(name)),
         }
     }
@@ -75,8 +81,9 @@ pub(crate) fn run(args: &args::Doctor) -> anyhow::Result<ExitCode> {
 fn print(report: &Report) {
     output::title(&format!("warpweft {}", report.version));
     output::note(&format!("built with: {}", report.backends.join(", ")));
+    let width = report.checks.iter().map(|check| check.what.len()).max().unwrap_or(0).max(17);
     for check in &report.checks {
-        let text = format!("{:<17} {}", check.what, check.detail);
+        let text = format!("{:<width$} {}", check.what, check.detail);
         match (check.found, check.required) {
             (true, _) => output::good(&text),
             (false, true) => output::bad(&text),

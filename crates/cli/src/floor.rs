@@ -3,15 +3,46 @@
 use std::sync::Arc;
 
 #[cfg(feature = "cuda")]
-use warpweft::cuda::Baseline;
+use warpweft::cuda;
+#[cfg(feature = "vulkan")]
+use warpweft::vulkan;
 use warpweft::{BufferDesc, BufferView, CopyRegion, Device, Kernel, Launch, Op, OpenError, Runtime};
 
-/// The raw copies of one way, in one stream.
+/// A driver that is called without us.
+enum Driver {
+    #[cfg(feature = "cuda")]
+    Cuda(cuda::Baseline),
+    #[cfg(feature = "vulkan")]
+    Vulkan(vulkan::Baseline),
+}
+
+impl Driver {
+    /// `None` for a device that has no driver, as host devices.
+    fn of(device: &Arc<dyn Device>) -> Result<Option<Self>, OpenError> {
+        #[cfg(feature = "cuda")]
+        if let Some(baseline) = cuda::Baseline::new(device)? {
+            return Ok(Some(Self::Cuda(baseline)));
+        }
+        #[cfg(feature = "vulkan")]
+        if let Some(baseline) = vulkan::Baseline::new(device) {
+            return Ok(Some(Self::Vulkan(baseline)));
+        }
+        Ok(None)
+    }
+}
+
+/// From where and to where.
+type Copies = Vec<(BufferView, BufferView)>;
+
+/// The raw copies of one way.
 #[derive(Debug)]
-pub(crate) struct FloorCopies {
-    baseline: Baseline,
-    /// From where and to where.
-    copies: Vec<(BufferView, BufferView)>,
+pub(crate) enum FloorCopies {
+    /// In one stream.
+    #[cfg(feature = "cuda")]
+    Cuda(cuda::Baseline, Copies),
+    /// Each recorded beforehand.
+    #[cfg(feature = "vulkan")]
+    Vulkan(Vec<vulkan::Prerecorded>),
 }
 
 impl FloorCopies {
@@ -31,78 +62,132 @@ impl FloorCopies {
         let pinned = |device: &Arc<dyn Device>| -> anyhow::Result<BufferView> {
             Ok(BufferView::whole(device.allocate(&BufferDesc::host_visible(src.size()))?))
         };
-        let (baseline, copies) = match (Baseline::new(from)?, Baseline::new(to)?) {
+        let (driver, copies) = match (Driver::of(from)?, Driver::of(to)?) {
             (None, None) => return Ok(None),
-            (Some(baseline), None) => {
+            (Some(driver), None) => {
                 let to_pinned = |(src, _): &(BufferView, _)| Ok((src.clone(), pinned(from)?));
-                (baseline, copies.iter().map(to_pinned).collect::<anyhow::Result<_>>()?)
+                (driver, copies.iter().map(to_pinned).collect::<anyhow::Result<_>>()?)
             }
-            (None, Some(baseline)) => {
+            (None, Some(driver)) => {
                 let src = pinned(to)?;
-                (baseline, copies.iter().map(|(_, dst)| (src.clone(), dst.clone())).collect())
+                (driver, copies.iter().map(|(_, dst)| (src.clone(), dst.clone())).collect())
             }
-            (Some(baseline), Some(_)) => {
+            (Some(driver), Some(_)) => {
                 let reaches = from.peers().is_some_and(|peers| peers.access(dst.device()).write);
                 if src.device() != dst.device() && !reaches {
                     return Ok(None);
                 }
-                (baseline, copies.to_vec())
+                (driver, copies.to_vec())
             }
         };
-        Ok(Some(Self { baseline, copies }))
+        Self::prepare(driver, copies).map(Some)
     }
 
-    /// Starts the copies of all ways by turns, then waits for them.
+    fn prepare(driver: Driver, copies: Copies) -> anyhow::Result<Self> {
+        match driver {
+            #[cfg(feature = "cuda")]
+            Driver::Cuda(baseline) => Ok(Self::Cuda(baseline, copies)),
+            #[cfg(feature = "vulkan")]
+            Driver::Vulkan(baseline) => {
+                let record =
+                    |(src, dst): &(_, _)| Ok(baseline.record(&[Op::Copy(CopyRegion::new(src, dst)?)])?);
+                Ok(Self::Vulkan(copies.iter().map(record).collect::<anyhow::Result<_>>()?))
+            }
+        }
+    }
+
+    fn len(&self) -> usize {
+        match self {
+            #[cfg(feature = "cuda")]
+            Self::Cuda(_, copies) => copies.len(),
+            #[cfg(feature = "vulkan")]
+            Self::Vulkan(copies) => copies.len(),
+        }
+    }
+
+    /// Starts the copies of all ways by turns, then waits for them. All ways are of one driver, since they have the
+    /// same ends.
     pub(crate) fn run_together(ways: &[Self]) -> anyhow::Result<()> {
-        let longest = ways.iter().map(|way| way.copies.len()).max().unwrap_or(0);
+        let longest = ways.iter().map(Self::len).max().unwrap_or(0);
         let turns = (0..longest).flat_map(|turn| ways.iter().map(move |way| (way, turn)));
-        let turns = turns.filter_map(|(way, turn)| Some((&way.baseline, way.copies.get(turn)?)));
-        let work = turns
-            .map(|(baseline, (src, dst))| Ok((baseline, Op::Copy(CopyRegion::new(src, dst)?))))
-            .collect::<anyhow::Result<Vec<_>>>()?;
-        let work: Vec<_> = work.iter().map(|(baseline, op)| (*baseline, op)).collect();
-        Ok(Baseline::run_together(&work)?)
+        let mut work = Work::default();
+        for (way, turn) in turns {
+            work.add(way, turn)?;
+        }
+        work.run()
     }
 }
 
-/// The raw launch of a kernel without arguments.
-#[derive(Debug)]
-pub(crate) struct FloorLaunch<'a> {
-    baseline: Baseline,
-    kernel: &'a Arc<dyn Kernel>,
+/// Copies that are about to start.
+#[derive(Default)]
+struct Work<'a> {
+    #[cfg(feature = "cuda")]
+    cuda: Vec<(&'a cuda::Baseline, Op<'a>)>,
+    #[cfg(feature = "vulkan")]
+    vulkan: Vec<&'a vulkan::Prerecorded>,
 }
 
-impl<'a> FloorLaunch<'a> {
+impl<'a> Work<'a> {
+    fn add(&mut self, way: &'a FloorCopies, turn: usize) -> anyhow::Result<()> {
+        match way {
+            #[cfg(feature = "cuda")]
+            FloorCopies::Cuda(baseline, copies) => {
+                if let Some((src, dst)) = copies.get(turn) {
+                    self.cuda.push((baseline, Op::Copy(CopyRegion::new(src, dst)?)));
+                }
+            }
+            #[cfg(feature = "vulkan")]
+            FloorCopies::Vulkan(copies) => self.vulkan.extend(copies.get(turn)),
+        }
+        Ok(())
+    }
+
+    fn run(&self) -> anyhow::Result<()> {
+        #[cfg(feature = "cuda")]
+        {
+            let work: Vec<_> = self.cuda.iter().map(|(baseline, op)| (*baseline, op)).collect();
+            cuda::Baseline::run_together(&work)?;
+        }
+        #[cfg(feature = "vulkan")]
+        vulkan::Prerecorded::run_together(&self.vulkan)?;
+        Ok(())
+    }
+}
+
+/// The raw launch of one workgroup of a kernel without arguments.
+#[derive(Debug)]
+pub(crate) enum FloorLaunch {
+    #[cfg(feature = "cuda")]
+    Cuda(cuda::Baseline, Arc<dyn Kernel>),
+    /// Recorded beforehand.
+    #[cfg(feature = "vulkan")]
+    Vulkan(vulkan::Prerecorded),
+}
+
+impl FloorLaunch {
     /// `None` where there is no such call.
-    pub(crate) fn new(
-        device: &Arc<dyn Device>,
-        kernel: &'a Arc<dyn Kernel>,
-    ) -> Result<Option<Self>, OpenError> {
-        Ok(Baseline::new(device)?.map(|baseline| Self { baseline, kernel }))
+    pub(crate) fn new(device: &Arc<dyn Device>, kernel: &Arc<dyn Kernel>) -> anyhow::Result<Option<Self>> {
+        Ok(match Driver::of(device)? {
+            None => None,
+            #[cfg(feature = "cuda")]
+            Some(Driver::Cuda(baseline)) => Some(Self::Cuda(baseline, Arc::clone(kernel))),
+            #[cfg(feature = "vulkan")]
+            Some(Driver::Vulkan(baseline)) => {
+                let launch = Op::Launch(Launch::new(kernel, [1; 3], &[])?);
+                Some(Self::Vulkan(baseline.record(&[launch])?))
+            }
+        })
     }
 
-    /// Launches one workgroup and waits for it.
+    /// Launches it and waits for it.
     pub(crate) fn run(&self) -> anyhow::Result<()> {
-        Ok(self.baseline.run(&Op::Launch(Launch::new(self.kernel, [1; 3], &[])?))?)
-    }
-}
-
-/// Built without a backend that has raw calls, there are none.
-#[cfg(not(feature = "cuda"))]
-#[derive(Debug)]
-enum Baseline {}
-
-#[cfg(not(feature = "cuda"))]
-impl Baseline {
-    fn new(_: &Arc<dyn Device>) -> Result<Option<Self>, OpenError> {
-        Ok(None)
-    }
-
-    fn run(&self, _: &Op<'_>) -> Result<(), warpweft::SubmitError> {
-        match *self {}
-    }
-
-    fn run_together(work: &[(&Self, &Op<'_>)]) -> Result<(), warpweft::SubmitError> {
-        work.first().map_or(Ok(()), |(this, op)| this.run(op))
+        match self {
+            #[cfg(feature = "cuda")]
+            Self::Cuda(baseline, kernel) => {
+                Ok(baseline.run(&Op::Launch(Launch::new(kernel, [1; 3], &[])?))?)
+            }
+            #[cfg(feature = "vulkan")]
+            Self::Vulkan(launch) => Ok(launch.run()?),
+        }
     }
 }

@@ -1,11 +1,18 @@
-//! The command's kernels, as Rust functions and in CUDA.
+//! The command's kernels, as Rust functions, in CUDA and in WGSL.
 
 use warpweft::{CodeFormat, ForeignCode, HostFunction, KernelCode, KernelContract, Param, Workgroup};
 
-/// One file of CUDA C as `cargo xtask codegen` compiled it.
-const QUEUED: &str = include_str!("../kernels/queued.ptx");
-#[cfg(feature = "cuda")]
-const RESIDENT: &str = include_str!("../kernels/resident.ptx");
+/// A file of kernels in the languages of devices; `cargo xtask codegen` made the PTX of the CUDA C beside it.
+struct Sources {
+    ptx: &'static str,
+    wgsl: &'static str,
+}
+
+const QUEUED: Sources =
+    Sources { ptx: include_str!("../kernels/queued.ptx"), wgsl: include_str!("../kernels/queued.wgsl") };
+#[cfg(any(feature = "cuda", feature = "vulkan"))]
+const RESIDENT: Sources =
+    Sources { ptx: include_str!("../kernels/resident.ptx"), wgsl: include_str!("../kernels/resident.wgsl") };
 
 /// Words that one workgroup of `pattern` writes.
 pub(crate) const WORDS_PER_GROUP: u32 = 4096;
@@ -51,7 +58,7 @@ pub(crate) fn empty() -> KernelCode {
 }
 
 /// A resident that counts its turns in a word.
-#[cfg(feature = "cuda")]
+#[cfg(any(feature = "cuda", feature = "vulkan"))]
 pub(crate) fn beat() -> KernelCode {
     let contract = KernelContract::new("beat", [Param::read_write(4).aligned(4)]).resident();
     let function = HostFunction::resident(|workgroup| {
@@ -59,21 +66,24 @@ pub(crate) fn beat() -> KernelCode {
         turns.set(0, turns.get(0).wrapping_add(1));
         warpweft::Progress::Busy
     });
-    with_ptx(KernelCode::new().with_function(contract.clone(), function), contract, RESIDENT)
+    with_sources(KernelCode::new().with_function(contract.clone(), function), contract, &RESIDENT)
 }
 
 fn queued(contract: KernelContract, body: fn(&Workgroup<'_>)) -> KernelCode {
     let code = KernelCode::new().with_function(contract.clone(), HostFunction::new(body));
-    with_ptx(code, contract, QUEUED)
+    with_sources(code, contract, &QUEUED)
 }
 
-#[expect(unsafe_code, reason = "vouches for the kernels in CUDA C")]
-fn with_ptx(code: KernelCode, contract: KernelContract, ptx: &str) -> KernelCode {
-    let form = ForeignCode::Source { format: CodeFormat::Ptx, text: ptx.to_owned() };
-    // SAFETY: the kernels beside this crate have these parameters, in order, and run with any workgroup size.
-    // They touch the first word of a buffer, or as many words as they are told; whoever launches them (the
-    // demo, the doctor, and `transfer::measure`) tells them the number that the views hold.
-    unsafe { code.with_foreign([contract], form) }
+/// The code with the kernel of the contract's name in two more forms.
+#[expect(unsafe_code, reason = "vouches for the kernels in CUDA C and WGSL")]
+fn with_sources(code: KernelCode, contract: KernelContract, sources: &Sources) -> KernelCode {
+    let text = |format, text: &str| ForeignCode::Source { format, text: text.to_owned() };
+    let forms = [text(CodeFormat::Ptx, sources.ptx), text(CodeFormat::Wgsl, sources.wgsl)];
+    // SAFETY: the kernels beside this crate have these parameters, in order; those in CUDA C run with any workgroup
+    // size, and those in WGSL state the contract's. They touch the first word of a buffer, or as many words as they are
+    // told; whoever launches them (the demo, the doctor, and `transfer::measure`) tells them the number that the views
+    // hold.
+    forms.into_iter().fold(code, |code, form| unsafe { code.with_foreign([contract.clone()], form) })
 }
 
 #[cfg(test)]
@@ -81,17 +91,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_kernel_is_in_the_compiled_code() {
-        for (code, ptx) in [
+    fn every_kernel_is_in_the_code_for_devices() {
+        for (code, sources) in [
             (pattern(), QUEUED),
             (copy_words(), QUEUED),
             (empty(), QUEUED),
-            #[cfg(feature = "cuda")]
+            #[cfg(any(feature = "cuda", feature = "vulkan"))]
             (beat(), RESIDENT),
         ] {
             let name = &code.contracts()[0].name;
-            assert!(ptx.contains(&format!(".visible .entry {name}(")), "{name}");
-            assert_eq!(code.contracts().len(), 1, "both forms have one contract");
+            assert!(sources.ptx.contains(&format!(".visible .entry {name}(")), "{name}");
+            assert!(sources.wgsl.contains(&format!("fn {name}(")), "{name}");
+            assert_eq!(code.contracts().len(), 1, "all forms have one contract");
         }
     }
 }

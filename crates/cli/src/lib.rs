@@ -7,6 +7,10 @@
 mod args;
 mod demo;
 mod doctor;
+#[cfg(any(feature = "cuda", feature = "vulkan"))]
+mod floor;
+#[cfg(not(any(feature = "cuda", feature = "vulkan")))]
+#[path = "no_floor.rs"]
 mod floor;
 mod impersonate;
 mod kernels;
@@ -15,6 +19,8 @@ mod output;
 mod perf;
 mod select;
 mod topo;
+#[cfg(feature = "vulkan")]
+pub mod vulkan;
 
 use std::{ffi::OsString, process::ExitCode};
 
@@ -37,8 +43,8 @@ pub fn run_with(arguments: impl IntoIterator<Item = impl Into<OsString> + Clone>
         args::Command::Topo(topo) => topo::run(topo),
         args::Command::Doctor(doctor) => doctor::run(doctor),
     };
-    match result {
-        Ok(code) => code,
-        Err(error) => output::fail(&error),
-    }
+    let code = result.unwrap_or_else(|error| output::fail(&error));
+    #[cfg(feature = "vulkan")]
+    vulkan::wait_until_closed();
+    code
 }

@@ -20,6 +20,8 @@ pub(crate) const KNOWN: &[&str] = &[
     "host",
     #[cfg(feature = "cuda")]
     "cuda",
+    #[cfg(feature = "vulkan")]
+    "vulkan",
 ];
 
 /// A backend that was named, and what it tells people beyond the seam.
@@ -63,11 +65,23 @@ fn named(name: &str, selection: &Selection) -> anyhow::Result<Chosen> {
                 notes: Box::new(move || backend.notes()),
             })
         }
+        #[cfg(feature = "vulkan")]
+        "vulkan" => vulkan(selection.copies),
         _ => {
             Err(WrongCall(format!("there is no backend {name:?}; this program has: {}", KNOWN.join(", ")))
                 .into())
         }
     }
+}
+
+#[cfg(feature = "vulkan")]
+fn vulkan(copies: u32) -> anyhow::Result<Chosen> {
+    use warpweft::vulkan::VulkanConfig;
+
+    let backend = Arc::new(crate::vulkan::open(&VulkanConfig::default().with_copies(copies))?);
+    let mut notes = vec!["Vulkan tells nothing of links; --measure times them".to_owned()];
+    notes.extend(backend.skipped().iter().map(|skipped| format!("not used: {skipped}")));
+    Ok(Chosen { backend, notes: Box::new(move || notes.clone()) })
 }
 
 fn host(selection: &Selection) -> anyhow::Result<HostBackend> {

@@ -102,6 +102,7 @@ fn from_devices(args: &Topo) -> anyhow::Result<Found> {
         backend: args.backend.clone().unwrap_or_default(),
         devices: args.devices,
         links: args.links,
+        copies: args.copies,
         impersonate: None,
     };
     let mut builder = Runtime::builder();
@@ -232,7 +233,15 @@ fn name_of(topology: &Topology, end: LinkEnd) -> String {
     topology
         .end(end)
         .and_then(|id| topology.node(id))
-        .map_or_else(|| "?".to_owned(), |node| node.name.clone())
+        .map_or_else(|| nameless(end).to_owned(), |node| node.name.clone())
+}
+
+/// Memory of the host is no node where no device tells of a link with it.
+const fn nameless(end: LinkEnd) -> &'static str {
+    match end {
+        LinkEnd::Host { .. } => "host",
+        LinkEnd::Device(_) => "?",
+    }
 }
 
 /// Prints what has to change in one file's topology to get the other's; code 1 if anything has.

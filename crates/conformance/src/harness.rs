@@ -91,6 +91,9 @@ pub(crate) struct Provider {
     pub(crate) turn: Option<&'static Mutex<()>>,
     /// A fault loses the device for as long as the process runs.
     pub(crate) loses_devices: bool,
+    /// What its driver stack said about the devices that this thread opened since it was last asked; anything fails
+    /// the case.
+    pub(crate) complaints: fn() -> Vec<String>,
     /// Cases it will never pass, with the reason.
     pub(crate) unsupported: &'static [(&'static str, &'static str)],
     /// Cases it fails at present, with the reason. A pass is a failure of this list.
@@ -106,6 +109,7 @@ impl Provider {
             is_there: || Ok(()),
             turn: None,
             loses_devices: false,
+            complaints: Vec::new,
             unsupported: &[],
             expected_failures: &[],
         }
@@ -250,6 +254,7 @@ fn check_requirement(required: &Requirement, providers: &[Provider]) -> Verdict 
         .iter()
         .find(|provider| provider.backend == required.backend)
         .ok_or_else(|| format!("this suite knows no backend {:?}", required.backend))?;
+    let _turn = provider.turn.map(|turn| turn.lock().unwrap_or_else(PoisonError::into_inner));
     let [backend, ..] = &*provider.opened()? else { return Err("the provider opens nothing".into()) };
     let found = backend.devices()?.len();
     if found < required.devices as usize {
@@ -284,6 +289,8 @@ fn judge(provider: &Provider, case: &Case) -> Result<Completion, Failed> {
         return Ok(Completion::ignored_with(format!("unsupported: {reason}")));
     }
     let _turn = provider.turn.map(|turn| turn.lock().unwrap_or_else(PoisonError::into_inner));
+    // Those of a case before that was not run are nothing to this one.
+    drop((provider.complaints)());
     let context = match Context::open(&provider.opened()?, case)? {
         Ok(context) => context,
         Err(missing) => return Ok(Completion::ignored_with(format!("skipped: {missing}"))),
@@ -292,7 +299,13 @@ fn judge(provider: &Provider, case: &Case) -> Result<Completion, Failed> {
         return Ok(Completion::ignored_with(format!("skipped: {reason}")));
     }
     let expected = provider.expected_failures.iter().find(|(name, _)| *name == case.name);
-    match (run(case, &context), expected) {
+    let outcome = run(case, &context);
+    // With the devices closed, so that what is left behind is noticed.
+    drop(context);
+    let complaints = (provider.complaints)();
+    let outcome =
+        outcome.and_then(|()| if complaints.is_empty() { Ok(()) } else { Err(complaints.join("\n").into()) });
+    match (outcome, expected) {
         (Ok(()), None) => Ok(Completion::Completed),
         (Err(failed), None) => Err(failed),
         (Err(_), Some((_, reason))) => Ok(Completion::ignored_with(format!("expected failure: {reason}"))),

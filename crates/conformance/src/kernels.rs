@@ -4,36 +4,51 @@ use warpweft_core_types::{
     CodeFormat, ForeignCode, HostFunction, KernelCode, KernelContract, Param, Progress, Workgroup,
 };
 
-/// One file of CUDA C, and what `cargo xtask codegen` made of it.
-struct Cuda {
-    source: &'static str,
+/// One file of kernels in the languages of devices; `cargo xtask codegen` made the PTX of the CUDA C.
+struct Sources {
+    cuda: &'static str,
     ptx: &'static str,
+    wgsl: &'static str,
 }
 
-const QUEUED: Cuda =
-    Cuda { source: include_str!("../kernels/queued.cu"), ptx: include_str!("../kernels/queued.ptx") };
+const QUEUED: Sources = Sources {
+    cuda: include_str!("../kernels/queued.cu"),
+    ptx: include_str!("../kernels/queued.ptx"),
+    wgsl: include_str!("../kernels/queued.wgsl"),
+};
 
-const RESIDENT: Cuda =
-    Cuda { source: include_str!("../kernels/resident.cu"), ptx: include_str!("../kernels/resident.ptx") };
+const RESIDENT: Sources = Sources {
+    cuda: include_str!("../kernels/resident.cu"),
+    ptx: include_str!("../kernels/resident.ptx"),
+    wgsl: include_str!("../kernels/resident.wgsl"),
+};
 
 fn queued(contract: KernelContract, body: fn(&Workgroup<'_>)) -> KernelCode {
-    with_cuda(&QUEUED, contract.clone(), KernelCode::new().with_function(contract, HostFunction::new(body)))
+    with_sources(
+        &QUEUED,
+        contract.clone(),
+        KernelCode::new().with_function(contract, HostFunction::new(body)),
+    )
 }
 
 fn resident(name: &str, params: &[Param], body: fn(&Workgroup<'_>) -> Progress) -> KernelCode {
     let contract = KernelContract::new(name, params).resident();
     let function = HostFunction::resident(body);
-    with_cuda(&RESIDENT, contract.clone(), KernelCode::new().with_function(contract, function))
+    with_sources(&RESIDENT, contract.clone(), KernelCode::new().with_function(contract, function))
 }
 
-/// The code with the kernel of the contract's name in two more forms.
-#[expect(unsafe_code, reason = "vouches for the kernels in CUDA C")]
-fn with_cuda(cuda: &Cuda, contract: KernelContract, code: KernelCode) -> KernelCode {
+/// The code with the kernel of the contract's name in three more forms.
+#[expect(unsafe_code, reason = "vouches for the kernels in CUDA C and WGSL")]
+fn with_sources(sources: &Sources, contract: KernelContract, code: KernelCode) -> KernelCode {
     let text = |format, text: &str| ForeignCode::Source { format, text: text.to_owned() };
-    let forms = [text(CodeFormat::Ptx, cuda.ptx), text(CodeFormat::CudaC, cuda.source)];
+    let forms = [
+        text(CodeFormat::Ptx, sources.ptx),
+        text(CodeFormat::CudaC, sources.cuda),
+        text(CodeFormat::Wgsl, sources.wgsl),
+    ];
     // SAFETY: the kernels have the parameters of their contracts, in order, and workgroups of one thread.
     // They write one word, or one for each workgroup, or as many as they are told; the cases, which alone
-    // launch them, give them buffers of as many words. Words that others change are read as volatile.
+    // launch them, give them buffers of as many words. Words that others change are read as volatile or atomic.
     forms.into_iter().fold(code, |code, form| unsafe { code.with_foreign([contract.clone()], form) })
 }
 

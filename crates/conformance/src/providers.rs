@@ -1,17 +1,22 @@
 //! The devices the suite runs on.
 
 use std::{
+    cell::RefCell,
     sync::{Arc, Mutex, OnceLock},
     time::Duration,
 };
 
-use warpweft_core_types::{Backend, Device, Features, LinkClass, OpenError};
+use warpweft_core_types::{Backend, Deadline, Device, Features, LinkClass, OpenError};
 use warpweft_cuda::{CudaBackend, CudaConfig};
 use warpweft_host::{HostBackend, HostDeviceConfig, LinkSpec};
 use warpweft_stand_in_cuda::StandIn;
+use warpweft_vulkan::{Messages, VulkanBackend, VulkanConfig};
 use warpweft_wrappers::{FaultConfig, FaultyBackend, TracingBackend, ValidatingBackend};
 
-use crate::harness::{Opener, Provider};
+use crate::{
+    context::PATIENCE,
+    harness::{Opener, Provider},
+};
 
 /// Every provider, those first that are there on every machine.
 pub(crate) fn all() -> Vec<Provider> {
@@ -41,6 +46,9 @@ pub(crate) fn all() -> Vec<Provider> {
         Provider::new("host + cuda, stand-in", "stand-in", vec![two_hosts, stand_in_gpus]),
         cuda("cuda", vec![gpus]),
         cuda("host + cuda", vec![two_hosts, gpus]),
+        vulkan("vulkan", vec![four_vulkan]),
+        vulkan("vulkan, unmapped", vec![two_unmapped_vulkan]),
+        vulkan("host + vulkan", vec![two_hosts, two_vulkan]),
     ]
 }
 
@@ -61,6 +69,68 @@ fn cuda(label: &'static str, open: Vec<Opener>) -> Provider {
         loses_devices: true,
         ..Provider::new(label, "cuda", open)
     }
+}
+
+/// Devices of whatever Vulkan driver the loader finds, checked by the validation layer where that is there.
+fn vulkan(label: &'static str, open: Vec<Opener>) -> Provider {
+    // The layer of 1.3.239 crashes where instances of several threads come and go.
+    static TURN: Mutex<()> = Mutex::new(());
+    Provider {
+        turn: Some(&TURN),
+        // Drivers that cannot be relied on are found when a device is opened.
+        is_there: || {
+            let opened = VulkanBackend::new().and_then(|backend| backend.open(0, Features::empty()));
+            opened.map(drop).map_err(|error| error.to_string())
+        },
+        complaints,
+        unsupported: &[(
+            "kernel::a_failure_stays_in_its_queue",
+            "a shader has no way to fail: Vulkan knows no traps, and an access out of bounds may take the process",
+        )],
+        ..Provider::new(label, "vulkan", open)
+    }
+}
+
+fn four_vulkan() -> Result<Arc<dyn Backend>, OpenError> {
+    validated(VulkanConfig::default().with_copies(4))
+}
+
+fn two_vulkan() -> Result<Arc<dyn Backend>, OpenError> {
+    validated(VulkanConfig::default().with_copies(2))
+}
+
+/// Device memory that the host does not reach, as on discrete GPUs.
+fn two_unmapped_vulkan() -> Result<Arc<dyn Backend>, OpenError> {
+    validated(VulkanConfig::default().with_copies(2).with_unmapped_memory())
+}
+
+fn validated(config: VulkanConfig) -> Result<Arc<dyn Backend>, OpenError> {
+    let backend = match VulkanBackend::with_config(&config.clone().with_validation()) {
+        Ok(backend) => backend,
+        // The layer is a package of its own.
+        Err(OpenError::Unavailable { .. }) => VulkanBackend::with_config(&config)?,
+        Err(error) => return Err(error),
+    };
+    MESSAGES.with_borrow_mut(|messages| messages.push(backend.messages()));
+    Ok(Arc::new(backend))
+}
+
+thread_local! {
+    /// What the validation layer says about the backends that this thread opened for its case.
+    static MESSAGES: RefCell<Vec<Messages>> = const { RefCell::new(Vec::new()) };
+}
+
+/// What was said until the end: work under way keeps devices for a moment after a case.
+fn complaints() -> Vec<String> {
+    let messages = MESSAGES.take();
+    let deadline = Deadline::within(PATIENCE);
+    while !messages.iter().all(Messages::are_complete) {
+        if deadline.is_past() {
+            return vec!["a device was not closed".to_owned()];
+        }
+        std::thread::yield_now();
+    }
+    messages.iter().flat_map(Messages::all).collect()
 }
 
 /// The CUDA backend on a driver that is made of host threads.

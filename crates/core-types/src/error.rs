@@ -222,6 +222,18 @@ pub enum LoadError {
         /// The form offered.
         format: CodeFormat,
     },
+    /// A kernel takes more bytes of scalars than fit; give it the rest in a buffer.
+    #[error(
+        "kernel {kernel:?} takes {size_bytes} bytes of scalars and {limit_bytes} fit; give it the rest in a buffer"
+    )]
+    ScalarsTooLarge {
+        /// The kernel.
+        kernel: String,
+        /// As they lie in the kernel's arguments, gaps among them.
+        size_bytes: u64,
+        /// What fits ([`Limits::scalar_bytes`](crate::Limits::scalar_bytes)).
+        limit_bytes: u64,
+    },
     /// The code, or its compiler, has something to say.
     #[error("code was refused: {log}")]
     Rejected {
@@ -377,6 +389,48 @@ pub enum SubmitError {
         owner: DeviceId,
         /// The queue's device.
         device: DeviceId,
+    },
+    /// The device does not carry out such an operation; its features say what it does.
+    #[error("{device} does no {what}")]
+    Unsupported {
+        /// The queue's device.
+        device: DeviceId,
+        /// The operation.
+        what: &'static str,
+    },
+    /// A kernel was given a larger view than the device binds; give it parts, one launch each.
+    #[error(
+        "buffer {buffer} of kernel {kernel:?} has {size_bytes} bytes and {device} binds {limit_bytes}; give it \
+         views of parts"
+    )]
+    BindingTooLarge {
+        /// The queue's device.
+        device: DeviceId,
+        /// The kernel.
+        kernel: String,
+        /// Position among the kernel's buffers, from 0.
+        buffer: usize,
+        /// The view's size.
+        size_bytes: u64,
+        /// The most that is bound.
+        limit_bytes: u64,
+    },
+    /// A kernel was given a view that starts where the device binds none; move it to such a place, or copy it.
+    #[error(
+        "buffer {buffer} of kernel {kernel:?} starts at {offset} and {device} binds multiples of {multiple_bytes} \
+         bytes; let the view start at one, or copy it to a buffer of its own"
+    )]
+    BindingMisaligned {
+        /// The queue's device.
+        device: DeviceId,
+        /// The kernel.
+        kernel: String,
+        /// Position among the kernel's buffers, from 0.
+        buffer: usize,
+        /// The view's offset in its buffer.
+        offset: u64,
+        /// Where views may start.
+        multiple_bytes: u64,
     },
     /// A kernel that runs in slices was put in a queue; start it as a resident.
     #[error("kernel {kernel:?} runs in slices and cannot be queued")]
@@ -556,6 +610,15 @@ pub enum Failure {
         /// Why.
         reason: String,
     },
+    /// The driver had no memory for the work itself, such as its commands.
+    #[error("{device} has no memory for the work")]
+    OutOfMemory {
+        /// Which.
+        device: DeviceId,
+        /// What the vendor said.
+        #[source]
+        source: DriverError,
+    },
     /// The last handle of the device went away before the work could start.
     #[error("{device} was closed before the work could start")]
     Abandoned {
@@ -652,6 +715,9 @@ pub enum ResidentError {
         /// What it is.
         reason: String,
     },
+    /// There is no memory for what a resident needs beside its own.
+    #[error("memory that a resident needs could not be had")]
+    Memory(#[source] AllocError),
     /// More multiprocessors than the device has left for residents.
     #[error(
         "{workgroups} workgroups of {kernel:?} need {wanted} multiprocessors; {device} has {free} left for \
@@ -755,7 +821,7 @@ impl LoadError {
     /// How to react.
     pub fn class(&self) -> ErrorClass {
         match self {
-            Self::UnsupportedFormat { .. } => ErrorClass::Unsupported,
+            Self::UnsupportedFormat { .. } | Self::ScalarsTooLarge { .. } => ErrorClass::Unsupported,
             Self::Rejected { .. }
             | Self::Library { .. }
             | Self::MissingSymbol { .. }
@@ -779,8 +845,10 @@ impl SubmitError {
     /// How to react.
     pub fn class(&self) -> ErrorClass {
         match self {
-            Self::NoLink { .. } => ErrorClass::Unsupported,
+            Self::NoLink { .. } | Self::Unsupported { .. } => ErrorClass::Unsupported,
             Self::Foreign { .. }
+            | Self::BindingTooLarge { .. }
+            | Self::BindingMisaligned { .. }
             | Self::Sliced { .. }
             | Self::NotIncreasing { .. }
             | Self::Invalid { .. } => ErrorClass::Usage,
@@ -828,6 +896,7 @@ impl Failure {
                 ErrorClass::Transient
             }
             Self::DeviceLost { .. } => ErrorClass::DeviceLost,
+            Self::OutOfMemory { .. } => ErrorClass::Exhausted,
             Self::Submit(error) => error.class(),
             Self::Range(error) => error.class(),
             Self::Driver { .. } => ErrorClass::Internal,
@@ -865,6 +934,7 @@ impl ResidentError {
             Self::Unparkable { .. } => ErrorClass::Transient,
             Self::WrongState { .. } | Self::NotSliced { .. } | Self::Invalid { .. } => ErrorClass::Usage,
             Self::Refused { .. } => ErrorClass::Unsupported,
+            Self::Memory(error) => error.class(),
             Self::Failed(failure) => failure.class(),
             Self::Driver(_) => ErrorClass::Internal,
         }

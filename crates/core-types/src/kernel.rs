@@ -141,7 +141,7 @@ impl KernelContract {
     ///
     /// # Errors
     ///
-    /// [`LoadError::Rejected`] naming the kernel and the limit.
+    /// [`LoadError::ScalarsTooLarge`], or [`LoadError::Rejected`] naming the kernel and the limit.
     pub fn check(&self, limits: &Limits) -> Result<(), LoadError> {
         let refuse =
             |what: String| Err(LoadError::Rejected { log: format!("kernel {:?} {what}", self.name) });
@@ -173,8 +173,10 @@ impl KernelContract {
                 Param::Buffer { .. } => {}
             }
         }
-        if scalar_bytes > u64::from(limits.scalar_bytes) {
-            return refuse(format!("takes {scalar_bytes} bytes of scalars, {} fit", limits.scalar_bytes));
+        let limit_bytes = u64::from(limits.scalar_bytes);
+        if scalar_bytes > limit_bytes {
+            let kernel = self.name.clone();
+            return Err(LoadError::ScalarsTooLarge { kernel, size_bytes: scalar_bytes, limit_bytes });
         }
         Ok(())
     }

@@ -19,6 +19,7 @@ use warpweft_cuda::CudaBackend;
 use crate::{
     bench, forked, kernels,
     rig::{Bench, LIMIT, Rig, report, submit_word},
+    vulkan,
 };
 
 /// What it does.
@@ -47,6 +48,8 @@ pub(crate) enum Role {
     Fork,
     /// Finds the devices and their links, and tells how long it took.
     Discover,
+    /// Tells which Vulkan devices open.
+    VulkanDevices,
 }
 
 pub(crate) fn play(role: &Role) -> Result<()> {
@@ -61,6 +64,7 @@ pub(crate) fn play(role: &Role) -> Result<()> {
         Role::OutOfMemory => out_of_memory(),
         Role::Fork => fork(),
         Role::Discover => bench::discovery::discover(),
+        Role::VulkanDevices => vulkan::tell(),
     }
 }
 

@@ -13,6 +13,9 @@ use warpweft_core_types::{
 /// All kernels but `second`, as PTX: a machine with a driver alone runs them.
 pub(crate) const PTX: &str = include_str!("../kernels/suite.ptx");
 
+/// Kernels for Vulkan devices.
+const WGSL: &str = include_str!("../kernels/vulkan.wgsl");
+
 /// The module of `second`, and the number in it.
 const SECOND: &str = include_str!("../kernels/second.ptx");
 const SECOND_STORES: &str = "1234567891";
@@ -65,6 +68,19 @@ pub(crate) fn code(contracts: Vec<KernelContract>) -> KernelCode {
     foreign(contracts, ptx(PTX))
 }
 
+/// Code for Vulkan devices.
+pub(crate) fn vulkan() -> KernelCode {
+    let word = || Param::write(4).aligned(4);
+    let contracts = vec![
+        KernelContract::new("nothing", []),
+        KernelContract::new("spin", [word(), Param::scalar::<u32>()]),
+        KernelContract::new("mark", [word(), Param::scalar::<u32>()]),
+        // As many words as there are workgroups, and as many pages.
+        KernelContract::new("gather", [word(), Param::read(4096).aligned(4)]),
+    ];
+    foreign(contracts, ForeignCode::Source { format: CodeFormat::Wgsl, text: WGSL.to_owned() })
+}
+
 /// A text of PTX as a form of code.
 pub(crate) fn ptx(text: &str) -> ForeignCode {
     ForeignCode::Source { format: CodeFormat::Ptx, text: text.to_owned() }
@@ -92,7 +108,7 @@ pub(crate) fn second_contract() -> KernelContract {
 pub(crate) fn foreign(contracts: Vec<KernelContract>, code: ForeignCode) -> KernelCode {
     // SAFETY: the contracts are those beside the kernels, with their parameters in order, or such as the
     // device refuses to load. The kernels mask or bound their indices to the least sizes of the contracts,
-    // whatever the scalars and memory are.
+    // whatever the scalars and memory are; `gather` is launched by one check, on as many pages as workgroups.
     unsafe { KernelCode::new().with_foreign(contracts, code) }
 }
 
@@ -101,8 +117,8 @@ pub(crate) fn foreign(contracts: Vec<KernelContract>, code: ForeignCode) -> Kern
 pub(crate) struct Kernels(Arc<dyn Module>);
 
 impl Kernels {
-    pub(crate) fn load(device: &dyn Device) -> Result<Self> {
-        Ok(Self(device.load(&code(contracts()))?))
+    pub(crate) fn load(device: &dyn Device, code: &KernelCode) -> Result<Self> {
+        Ok(Self(device.load(code)?))
     }
 
     pub(crate) fn get(&self, name: &str) -> Result<Arc<dyn Kernel>> {

@@ -9,7 +9,8 @@ pub(crate) struct Leg {
     pub(crate) args: Vec<String>,
     /// A hang must not hold a machine.
     pub(crate) limit_seconds: u32,
-    /// CUDA devices that it needs.
+    /// Devices that it needs, and of which backend.
+    pub(crate) backend: &'static str,
     pub(crate) devices: usize,
     /// Somebody asked for this one: that it cannot run here is a failure.
     pub(crate) is_asked_for: bool,
@@ -41,14 +42,11 @@ pub(crate) fn wanted(wish: &Wish<'_>) -> Vec<Leg> {
 }
 
 fn all(wish: &Wish<'_>) -> Vec<Leg> {
-    let mut conformance = vec!["conformance".to_owned(), "--only".into(), "cuda".into()];
-    conformance.extend(wish.required.iter().flat_map(|required| ["--require".into(), required.clone()]));
-    conformance.extend(wish.filter.map(String::from));
     let mut legs = vec![
         leg("doctor", 60, "doctor --backend cuda"),
         leg("mixed doctor", 60, "doctor --backend host,cuda"),
         leg("cold calls", 60, "doctor --backend cuda --probe-resident"),
-        Leg { args: conformance, ..leg("conformance", 400, "") },
+        Leg { args: conformance(wish, "cuda"), ..leg("conformance", 400, "") },
         leg("demo", 120, "demo --backend host,cuda"),
         leg("topology", 180, "topo --backend cuda --measure"),
         leg("mixed topology", 180, "topo --backend host,cuda --devices 2 --measure --size 16M"),
@@ -73,6 +71,7 @@ fn all(wish: &Wish<'_>) -> Vec<Leg> {
         leg("round trip", 60, "bench round-trip"),
         Leg { devices: 2, ..leg("pairs", 120, "bench pairs") },
     ];
+    legs.extend(vulkan(wish));
     if wish.memcheck {
         legs.push(Leg {
             under: words("compute-sanitizer --tool memcheck --report-api-errors no --error-exitcode 9"),
@@ -83,8 +82,40 @@ fn all(wish: &Wish<'_>) -> Vec<Leg> {
     legs
 }
 
+/// The legs of Vulkan devices.
+fn vulkan(wish: &Wish<'_>) -> [Leg; 5] {
+    let legs = [
+        leg("vulkan doctor", 60, "doctor --backend vulkan"),
+        Leg { args: conformance(wish, "vulkan"), ..leg("vulkan conformance", 400, "") },
+        leg("vulkan demo", 120, "demo --backend host,vulkan --devices 2 --copies 2"),
+        leg("vulkan copies", 240, "perf copy --backend vulkan --copies 2 -b 1M -e 64M -f 8 --json"),
+        leg("vulkan bench", 180, "bench vulkan"),
+    ];
+    legs.map(|leg| Leg { backend: "vulkan", ..leg })
+}
+
+/// The suite on one backend, which has to find as many of its devices as are required, and one at least.
+fn conformance(wish: &Wish<'_>, backend: &str) -> Vec<String> {
+    let mut required: Vec<_> =
+        wish.required.iter().filter(|required| is_of(required, backend)).cloned().collect();
+    if required.is_empty() {
+        required.push(format!("{backend},1"));
+    }
+    let mut args = words("conformance --only");
+    args.push(backend.to_owned());
+    args.extend(required.into_iter().flat_map(|required| ["--require".to_owned(), required]));
+    args.extend(wish.filter.map(String::from));
+    args
+}
+
+/// Whether what is required, such as `cuda,2`, is of this backend.
+fn is_of(required: &str, backend: &str) -> bool {
+    required.split(',').next() == Some(backend)
+}
+
 fn leg(name: &'static str, limit_seconds: u32, call: &str) -> Leg {
-    Leg { name, under: Vec::new(), args: words(call), limit_seconds, devices: 1, is_asked_for: false }
+    let (under, args) = (Vec::new(), words(call));
+    Leg { name, under, args, limit_seconds, backend: "cuda", devices: 1, is_asked_for: false }
 }
 
 fn words(line: &str) -> Vec<String> {
@@ -108,6 +139,8 @@ mod tests {
         let legs = wanted(&Wish { required: &required, filter: Some("copy::"), ..Wish::default() });
         let conformance = legs.iter().find(|leg| leg.name == "conformance").unwrap();
         assert_eq!(conformance.args, words("conformance --only cuda --require cuda,2 copy::"));
+        let on_vulkan = legs.iter().find(|leg| leg.name == "vulkan conformance").unwrap();
+        assert_eq!(on_vulkan.args, words("conformance --only vulkan --require vulkan,1 copy::"));
         let more = wanted(&Wish { memcheck: true, ..Wish::default() });
         assert_eq!(more.len(), legs.len() + 1);
     }

@@ -16,6 +16,7 @@ mod process;
 mod rig;
 mod run;
 mod summary;
+mod vulkan;
 
 use std::process::ExitCode;
 
@@ -71,11 +72,12 @@ Examples:
   gpu-suite run --leg conformance --filter resident::
   gpu-suite conformance --only cuda copy::
   gpu-suite bench resident
+  gpu-suite run --require vulkan,1 --leg vulkan
   gpu-suite perf copy --backend cuda -e 1G";
 
 fn main() -> ExitCode {
     let program = || String::from("gpu-suite");
-    match Args::parse().command {
+    let code = match Args::parse().command {
         Command::Run(options) => run::run(&options),
         Command::Conformance { args } => {
             let all = std::iter::once(program()).chain(args).collect();
@@ -90,7 +92,9 @@ fn main() -> ExitCode {
         Command::Bench { part } => rig::bounded(|| bench::run(part)),
         Command::Child { role } => rig::bounded(|| child::play(&role)),
         Command::Warpweft(args) => warpweft_cli::run_with(std::iter::once(program()).chain(args)),
-    }
+    };
+    warpweft_cli::vulkan::wait_until_closed();
+    code
 }
 
 #[cfg(test)]

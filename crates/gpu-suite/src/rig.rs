@@ -5,12 +5,12 @@ use std::{fmt, process::ExitCode, sync::Arc, thread, time::Duration};
 use anyhow::Result;
 use serde_json::{Value, json};
 use warpweft_core_types::{
-    Arg, Backend, BufferDesc, BufferView, CopyRegion, Device, Features, Kernel, Launch, Op, Queue, QueueDesc,
-    SemaphorePoint, Submission,
+    Arg, Backend, BufferDesc, BufferView, CopyRegion, Device, Features, Kernel, KernelCode, Launch, Op,
+    Queue, QueueDesc, SemaphorePoint, Submission,
 };
 use warpweft_cuda::CudaBackend;
 
-use crate::kernels::Kernels;
+use crate::kernels::{self, Kernels};
 
 /// Nothing here takes longer.
 pub(crate) const LIMIT: Duration = Duration::from_secs(10);
@@ -78,7 +78,12 @@ impl Rig {
 
 impl Bench {
     pub(crate) fn open(device: Arc<dyn Device>) -> Result<Self> {
-        let kernels = Kernels::load(device.as_ref())?;
+        Self::with(device, &kernels::code(kernels::contracts()))
+    }
+
+    /// With other kernels.
+    pub(crate) fn with(device: Arc<dyn Device>, code: &KernelCode) -> Result<Self> {
+        let kernels = Kernels::load(device.as_ref(), code)?;
         let queue = device.create_queue(&QueueDesc::default())?;
         Ok(Self { device, kernels, queue })
     }

@@ -8,7 +8,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, bail};
-use warpweft_core_types::{Backend as _, DeviceInfo};
+use warpweft_core_types::Backend as _;
 use warpweft_cuda::CudaBackend;
 
 use crate::{
@@ -16,6 +16,7 @@ use crate::{
     process,
     rig::say,
     summary::{Counts, Outcome, Summary, Verdict, bars_of},
+    vulkan,
 };
 
 #[derive(Debug, clap::Args)]
@@ -27,6 +28,7 @@ A missed bar is told at the end and fails nothing.
 Examples:
   run.sh --require cuda,2 --out results
   run.sh --leg conformance --filter resident::
+  run.sh --require vulkan,1 --leg vulkan
   run.sh --memcheck --leg memcheck")]
 pub(crate) struct Options {
     /// Devices that have to be there; may be repeated.
@@ -87,39 +89,48 @@ fn run_legs(options: &Options) -> Result<bool> {
     Ok(summary.is_ok())
 }
 
-/// The CUDA devices there are, or why none can be used.
-struct Machine(Result<Vec<DeviceInfo>, String>);
+/// The devices there are, each with its name and driver, or why none can be used.
+struct Machine {
+    cuda: Result<Vec<String>, String>,
+    vulkan: Result<Vec<String>, String>,
+}
 
 impl Machine {
     fn look() -> Self {
-        Self(CudaBackend::new().and_then(|backend| backend.devices()).map_err(|error| error.to_string()))
+        let cuda = CudaBackend::new().and_then(|backend| backend.devices());
+        let cuda = cuda.map(|infos| infos.iter().map(vulkan::described).collect());
+        Self {
+            cuda: cuda.map_err(|error| error.to_string()),
+            vulkan: vulkan::look().map_err(|error| format!("{error:#}")),
+        }
     }
 
-    fn device_count(&self) -> usize {
-        self.0.as_ref().map_or(0, Vec::len)
+    /// Those of one backend.
+    fn of(&self, backend: &str) -> Option<&Result<Vec<String>, String>> {
+        match backend {
+            "cuda" => Some(&self.cuda),
+            "vulkan" => Some(&self.vulkan),
+            _ => None,
+        }
     }
 
-    /// Name, kind and driver of each device.
     fn described(&self) -> Vec<String> {
-        let describe = |info: &DeviceInfo| format!("{} {}, {}", info.id, info.name, info.driver);
-        self.0.iter().flatten().map(describe).collect()
+        self.cuda.iter().chain(&self.vulkan).flatten().cloned().collect()
     }
 
     /// What is missing of `cuda,2`.
     fn lacks(&self, required: &str) -> Option<String> {
         let (backend, count) = required.split_once(',')?;
-        match backend {
-            "cuda" => {}
+        if backend == "host" {
             // As many as anybody asks for.
-            "host" => return None,
-            _ => return Some(format!("{required}: this suite knows no backend {backend:?}")),
+            return None;
         }
+        let Some(devices) = self.of(backend) else {
+            return Some(format!("{required}: this suite knows no backend {backend:?}"));
+        };
         let count: usize = count.parse().ok()?;
-        match &self.0 {
-            Ok(devices) if devices.len() >= count => None,
-            Ok(devices) => Some(format!("{required}: there are {} CUDA devices", devices.len())),
-            Err(error) => Some(format!("{required}: {error}")),
-        }
+        let reason = too_few(backend, devices, count)?;
+        Some(format!("{required}: {reason}"))
     }
 
     /// Why this leg cannot be run here, if it cannot.
@@ -129,8 +140,26 @@ impl Machine {
         {
             return Some(format!("{around} is not on the PATH; it comes with the CUDA toolkit"));
         }
-        let (needed, found) = (leg.devices, self.device_count());
-        (found < needed).then(|| format!("it needs {needed} CUDA devices, and there are {found}"))
+        let reason = too_few(leg.backend, self.of(leg.backend)?, leg.devices)?;
+        Some(format!("it needs {} {} devices, and {reason}", leg.devices, name_of(leg.backend)))
+    }
+}
+
+/// Why there are not as many devices, if there are not.
+fn too_few(backend: &str, devices: &Result<Vec<String>, String>, needed: usize) -> Option<String> {
+    match devices {
+        Ok(devices) if devices.len() >= needed => None,
+        Ok(devices) => Some(format!("there are {} {} devices", devices.len(), name_of(backend))),
+        Err(error) => Some(error.clone()),
+    }
+}
+
+/// A backend as people write it.
+fn name_of(backend: &str) -> &str {
+    match backend {
+        "cuda" => "CUDA",
+        "vulkan" => "Vulkan",
+        other => other,
     }
 }
 
@@ -215,30 +244,24 @@ fn requirement(text: &str) -> Result<String, String> {
 
 #[cfg(test)]
 mod tests {
-    use warpweft_core_types::{Bytes, DeviceId, DeviceKind, DeviceUuid};
-
     use super::*;
 
     /// A leg that only says how this program is called.
     fn leg(devices: usize, under: &[&str], is_asked_for: bool) -> Leg {
-        let under = under.iter().map(|&word| word.into()).collect();
-        Leg { name: "a leg", under, args: vec!["--help".into()], limit_seconds: 60, devices, is_asked_for }
+        Leg {
+            name: "a leg",
+            under: under.iter().map(|&word| word.into()).collect(),
+            args: vec!["--help".into()],
+            limit_seconds: 60,
+            backend: "cuda",
+            devices,
+            is_asked_for,
+        }
     }
 
-    fn machine(count: u32) -> Machine {
-        let info = |ordinal| DeviceInfo {
-            id: DeviceId { backend: "cuda", ordinal, uuid: DeviceUuid::from_bytes([0; 16]) },
-            name: "GPU".into(),
-            kind: DeviceKind::Gpu,
-            driver: "CUDA 13.0".into(),
-            memory: Bytes::gib(1),
-            multiprocessors: 1,
-            compute_capability: Some((9, 0)),
-            pci: None,
-            numa_node: None,
-            code_formats: Vec::new(),
-        };
-        Machine(Ok((0..count).map(info).collect()))
+    /// A machine with so many GPUs and no Vulkan.
+    fn machine(count: usize) -> Machine {
+        Machine { cuda: Ok(vec!["cuda:0 GPU, CUDA 13.0".into(); count]), vulkan: Err("no loader".into()) }
     }
 
     fn check(leg: &Leg, machine: &Machine, verdict: Verdict, word: &str) {
@@ -254,7 +277,10 @@ mod tests {
         check(&leg(1, &["no-such-sanitizer"], true), &machine(1), Verdict::Failed, "no-such-sanitizer");
         check(&leg(2, &[], false), &machine(1), Verdict::NotRun, "needs 2 CUDA devices, and there are 1");
         check(&leg(2, &[], true), &machine(1), Verdict::Failed, "needs 2 CUDA devices");
-        check(&leg(1, &[], false), &Machine(Err("no driver".into())), Verdict::NotRun, "there are 0");
+        let without_driver = Machine { cuda: Err("no driver".into()), ..machine(0) };
+        check(&leg(1, &[], false), &without_driver, Verdict::NotRun, "needs 1 CUDA devices, and no driver");
+        let on_vulkan = Leg { backend: "vulkan", ..leg(1, &[], false) };
+        check(&on_vulkan, &machine(1), Verdict::NotRun, "needs 1 Vulkan devices, and no loader");
         // With its devices it runs: the test program, which knows `--help`.
         check(&leg(2, &[], true), &machine(2), Verdict::Passed, "");
     }
@@ -271,7 +297,7 @@ mod tests {
         assert_eq!(machine(0).lacks("host,1000"), None);
         assert_eq!(machine(2).lacks("cuda,2"), None);
         assert!(machine(1).lacks("cuda,2").unwrap().contains("1 CUDA devices"));
-        assert!(Machine(Err("no driver".into())).lacks("cuda,1").unwrap().contains("no driver"));
+        assert!(machine(1).lacks("vulkan,1").unwrap().contains("no loader"));
         assert!(requirement("cuda,2").is_ok());
         for bad in ["cuda", ",2", "cuda,0", "cuda,two"] {
             assert!(requirement(bad).is_err(), "{bad}");

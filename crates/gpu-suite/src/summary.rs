@@ -16,7 +16,7 @@ use warpweft_cli::measure::Bar;
 pub(crate) struct Summary {
     version: &'static str,
     required: Vec<String>,
-    /// Name, kind and driver of each CUDA device.
+    /// Name, kind and driver of each device of CUDA and Vulkan.
     devices: Vec<String>,
     /// What a required device lacks, if anything.
     pub(crate) absent: Option<String>,

@@ -183,7 +183,8 @@ struct UsableLink {
     desc: LinkDesc,
 }
 
-/// Every link a backend reports that a queue can use, and host links where a device has memory for them.
+/// Every link a backend reports that a queue can use, host links where a device has memory for them, and links to
+/// peers of a device that tells nothing of links.
 fn usable_links(devices: &Devices) -> Vec<UsableLink> {
     let mut links = Vec::new();
     for device in devices.iter() {
@@ -204,19 +205,35 @@ fn usable_links(devices: &Devices) -> Vec<UsableLink> {
             links.push(UsableLink { from: End::Device(own), to: host, desc });
             links.push(UsableLink { from: host, to: End::Device(own), desc });
         }
+        if device.links().is_none() {
+            links.extend(links_to_peers(devices, own));
+        }
     }
     links
 }
 
-/// What is known of a link. Between two devices that reach each other over nobody knows what, the slowest medium
-/// is assumed that does that: the way through host memory is longer in any case.
+/// That a queue reaches another device's memory is a way, whatever lies between.
+fn links_to_peers(devices: &Devices, own: DeviceId) -> impl Iterator<Item = UsableLink> {
+    let others = devices.iter().map(|device| device.info().id).filter(move |&other| other != own);
+    others.map(move |other| (End::Device(own), End::Device(other))).filter_map(|(from, to)| {
+        is_usable(devices, from, to).then_some(UsableLink { from, to, desc: assumed_peer_link() })
+    })
+}
+
+/// What is known of a link.
 fn described(from: End, to: End, fact: &LinkFact) -> LinkDesc {
     match (from, to, fact.class) {
         (End::Device(_), End::Device(_), LinkClass::Unknown) if fact.bandwidth.is_none() => {
-            LinkDesc::new(LinkClass::Pcie, Provenance::Assumed)
+            assumed_peer_link()
         }
         _ => LinkDesc::from(fact),
     }
+}
+
+/// Between two devices that reach each other over nobody knows what, the slowest medium is assumed that does that: the
+/// way through host memory is longer in any case.
+fn assumed_peer_link() -> LinkDesc {
+    LinkDesc::new(LinkClass::Pcie, Provenance::Assumed)
 }
 
 /// A device's memory for the host says that bytes can pass, not over what.

@@ -26,6 +26,7 @@
 //!
 //! - `host` (default): CPU devices, [`host`].
 //! - `cuda`: NVIDIA GPUs, `cuda`; the driver is found and loaded at run time.
+//! - `vulkan`: devices of any Vulkan driver, `vulkan`; the loader is found and opened at run time.
 //! - `wrappers`: devices that inject faults, find races or record traces, `wrappers`.
 //!
 //! A feature makes a backend available; the program says which ones run, by value.
@@ -50,6 +51,9 @@ pub use warpweft_host as host;
 pub use warpweft_topology as topology;
 /// Copies between any two devices.
 pub use warpweft_transfer as transfer;
+/// Devices of any Vulkan driver.
+#[cfg(feature = "vulkan")]
+pub use warpweft_vulkan as vulkan;
 /// Devices that wrap other devices.
 #[cfg(feature = "wrappers")]
 pub use warpweft_wrappers as wrappers;

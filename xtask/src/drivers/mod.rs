@@ -185,6 +185,15 @@ impl Drivers {
         Part::ALL.into_iter().filter(|part| self.at(*part).is_err())
     }
 
+    /// The library that opens drivers.
+    ///
+    /// # Errors
+    ///
+    /// If there is none.
+    pub(crate) fn loader(&self) -> Result<&Path> {
+        self.at(Part::Loader)
+    }
+
     fn at(&self, part: Part) -> Result<&Path> {
         let found = self.found.iter().find(|(found, _)| *found == part);
         let (_, path) = found.with_context(|| format!("{} is missing: cargo xtask setup", part.name()))?;

@@ -155,6 +155,30 @@ fn commands_on_gpus_that_are_not_there_end_with_code_1_and_one_message() {
     }
 }
 
+/// A file that is no library, where the loader of libraries finds it first.
+#[cfg(all(target_os = "linux", feature = "vulkan"))]
+#[test]
+fn a_machine_without_a_vulkan_loader_gets_code_1_and_one_message() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("libvulkan.so.1"), "no library").unwrap();
+    let without_loader = |args: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_warpweft"));
+        command.args(args).env("LD_LIBRARY_PATH", folder.path()).output().unwrap()
+    };
+    for command in ["demo", "topo", "perf copy", "perf launch"] {
+        for backends in ["vulkan", "host,vulkan"] {
+            let words: Vec<&str> = command.split(' ').chain(["--backend", backends]).collect();
+            let output = without_loader(&words);
+            let said = text(&output.stderr);
+            assert_eq!(output.status.code(), Some(1), "{command}: {said}");
+            assert!(said.contains("Vulkan loader") && said.contains("libvulkan1"), "{command}: {said}");
+            assert_eq!(said.trim().lines().count(), 1, "{command}: {said}");
+        }
+    }
+    let doctor = text(&without_loader(&["doctor", "--backend", "vulkan"]).stdout);
+    assert_eq!(doctor.lines().filter(|line| line.starts_with("missing")).count(), 1, "{doctor}");
+}
+
 #[test]
 fn a_demo_that_cannot_begin_says_why_as_json_if_asked() {
     let output = without_gpus(&["demo", "--backend", "host,cuda", "--json"]);

@@ -264,21 +264,29 @@ fn names_must_differ(cx: &Context) -> Verdict {
 
 fn contracts_beyond_limits_are_refused(cx: &Context) -> Verdict {
     let limits = cx.device(0).limits();
-    let large = Param::Scalar { size: limits.scalar_bytes + 1 };
     let wide = [limits.workgroup_threads, 2, 1];
     let nothing = || HostFunction::new(|_| {});
     for contract in [
-        KernelContract::new("large", [large]),
         KernelContract::new("wide", []).with_workgroup_size(wide),
         KernelContract::new("empty", []).with_workgroup_size([1, 0, 1]),
         KernelContract::new("crooked", [Param::read(1).aligned(3)]),
         KernelContract::new("strict", [Param::read(1).aligned(limits.buffer_alignment * 2)]),
-        KernelContract::new("many", vec![Param::Scalar { size: limits.scalar_bytes }, Param::scalar::<u8>()]),
     ] {
         let name = contract.name.clone();
         let error = cx.device(0).load(&KernelCode::new().with_function(contract, nothing())).err();
         let named = matches!(&error, Some(LoadError::Rejected { log }) if log.contains(&name));
         assert!(named, "{name}: {error:?}");
+    }
+    let many = vec![Param::Scalar { size: limits.scalar_bytes }, Param::scalar::<u8>()];
+    for params in [vec![Param::Scalar { size: limits.scalar_bytes + 1 }], many] {
+        let code = KernelCode::new().with_function(KernelContract::new("large", params), nothing());
+        let error = cx.device(0).load(&code).err().ok_or("it was loaded")?;
+        let most = u64::from(limits.scalar_bytes);
+        let counted = matches!(
+            error,
+            LoadError::ScalarsTooLarge { size_bytes, limit_bytes, .. } if (size_bytes, limit_bytes) == (most + 1, most)
+        );
+        assert!(counted, "{error}");
     }
     Ok(())
 }

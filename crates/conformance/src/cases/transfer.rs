@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use warpweft_core_types::{Backend, BufferDesc, BufferView, Bytes, Device, Features};
 use warpweft_host::HostBackend;
-use warpweft_transfer::{RouteKind, Transfer, TransferConfig, TransferError};
+use warpweft_transfer::{RouteKind, Stop, Transfer, TransferConfig, TransferError};
 
 use crate::{
     context::{Context, PATIENCE, allocate, pattern},
@@ -17,6 +17,9 @@ const CONFIG: TransferConfig =
 pub(super) const CASES: &[Case] = &[
     Case::new("transfer::all_pairs_both_ways_at_once", all_pairs_both_ways_at_once)
         .needs(Features::HOST_VISIBLE_MEMORY)
+        .devices(2),
+    Case::new("transfer::peers_need_no_host_memory", peers_need_no_host_memory)
+        .needs(Features::PEER_ACCESS)
         .devices(2),
     Case::new("transfer::between_backends", between_backends).needs(Features::HOST_VISIBLE_MEMORY),
     Case::new("transfer::unreachable_devices_are_named", unreachable_devices_are_named),
@@ -50,6 +53,21 @@ fn all_pairs_both_ways_at_once(cx: &Context) -> Verdict {
             let mut got = vec![0; size];
             transfer.read(&target, &mut got, PATIENCE)?;
             assert!(got == pattern(size, seed), "{} of {size} bytes", copy.route());
+        }
+    }
+    Ok(())
+}
+
+/// Whether or not anybody knows what joins them.
+fn peers_need_no_host_memory(cx: &Context) -> Verdict {
+    let devices = open_all(cx)?;
+    let transfer = Transfer::new(devices.clone(), CONFIG)?;
+    for from in &devices {
+        let own = from.info().id;
+        for to in devices.iter().map(|to| to.info().id).filter(|&to| to != own) {
+            let reaches = from.peers().is_some_and(|peers| peers.access(to).write);
+            let route = transfer.route(own, to)?;
+            assert!(!reaches || !route.stops.contains(&Stop::Host), "{route}");
         }
     }
     Ok(())

@@ -10,6 +10,7 @@ mod resident;
 mod round_trip;
 pub(crate) mod samples;
 mod submission;
+mod vulkan;
 
 use anyhow::Result;
 use clap::ValueEnum;
@@ -31,12 +32,15 @@ pub(crate) enum Part {
     Nccl,
     /// Bandwidth as `measure` reports it, beside raw copies.
     Pairs,
+    /// A Vulkan device: copies, fills, dispatches and swaps of kernels beside the raw calls.
+    Vulkan,
 }
 
 pub(crate) fn run(part: Part) -> Result<()> {
     match part {
         Part::Discovery => return discovery::run(),
         Part::Nccl => return nccl::bench(),
+        Part::Vulkan => return vulkan::run(),
         _ => {}
     }
     let rig = Rig::open()?;
@@ -46,6 +50,6 @@ pub(crate) fn run(part: Part) -> Result<()> {
         Part::Resident => resident::run(&rig),
         Part::RoundTrip => round_trip::run(&rig),
         Part::Pairs => pairs::run(&rig),
-        Part::Discovery | Part::Nccl => Ok(()),
+        Part::Discovery | Part::Nccl | Part::Vulkan => Ok(()),
     }
 }

@@ -8,6 +8,7 @@ mod links;
 mod processes;
 mod residents;
 mod time;
+mod vulkan;
 
 use std::time::Instant;
 
@@ -42,6 +43,7 @@ const CHECKS: &[Check<Rig>] = &[
     ("a resident that cannot begin is stopped", residents::not_resident),
     ("a resident that is done ends by itself", residents::finished),
     ("the clock's error is known", time::clock),
+    ("one allocation, two APIs", vulkan::one_allocation),
 ];
 
 /// Each of these happens in a process of its own, to which the devices may be lost.

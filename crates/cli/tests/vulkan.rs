@@ -22,8 +22,15 @@ const TESTS: &[(&str, fn())] = &[
 ];
 
 fn main() -> ExitCode {
-    let trials = TESTS.iter().map(|&(name, body)| Trial::ignorable_test(name, move || run(body))).collect();
-    libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
+    let trials = TESTS.iter().map(|&(name, body)| Trial::ignorable_test(name, move || run(body)));
+    let twice =
+        Trial::ignorable_test("a_driver_that_is_named_twice_is_used_once", || {
+            match std::env::var_os("VK_DRIVER_FILES") {
+                Some(_) => run(a_driver_that_is_named_twice_is_used_once),
+                None => Ok(Completion::ignored_with("skipped: VK_DRIVER_FILES names no driver")),
+            }
+        });
+    libtest_mimic::run(&Arguments::from_args(), trials.chain([twice]).collect()).exit_code()
 }
 
 fn run(body: fn()) -> Result<Completion, libtest_mimic::Failed> {
@@ -81,6 +88,27 @@ fn whole(output: &Output) -> u64 {
     let devices = summary["devices"].as_u64().unwrap();
     assert_eq!(summary["pairs"], devices * (devices - 1), "{summary}");
     devices
+}
+
+/// The drivers that the environment names, each by a second manifest too.
+fn a_driver_that_is_named_twice_is_used_once() {
+    let named = std::env::var("VK_DRIVER_FILES").unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let copies = named.split(':').enumerate().map(|(number, manifest)| {
+        let copy = folder.path().join(format!("{number}.json"));
+        std::fs::copy(manifest, &copy).unwrap();
+        format!("{manifest}:{}", copy.display())
+    });
+    let twice = copies.collect::<Vec<_>>().join(":");
+    let devices = |variables: &[(&str, &str)]| {
+        let output = warpweft_with("topo --backend vulkan --json", variables);
+        assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+        lines(&output)[0]["gpus"].as_u64().unwrap()
+    };
+    assert_eq!(devices(&[("VK_DRIVER_FILES", &twice)]), devices(&[]));
+    let said = warpweft_with("topo --backend vulkan", &[("VK_DRIVER_FILES", &twice)]);
+    let said = text(&said.stdout) + &text(&said.stderr);
+    assert!(said.contains("the loader lists it twice"), "{said}");
 }
 
 fn the_doctor_tells_of_loader_drivers_and_devices() {

@@ -86,12 +86,14 @@ struct State {
 impl State {
     /// Whether it is time to look for submissions that are over, before more spares are made.
     ///
-    /// A look costs about what an event does, so there is one for several submissions.
+    /// A look costs about what an event does, so there is one for several submissions, until spares are nearly out:
+    /// a look finds nothing while the reactor has the queue.
     fn lacks_spares(&self) -> bool {
         const HALF: usize = STOCK / 2;
+        const NEARLY_OUT: usize = STOCK / 8;
         self.spares.len() < HALF
             && self.in_flight.len() >= HALF
-            && self.in_flight.len().is_multiple_of(HALF / 2)
+            && (self.in_flight.len().is_multiple_of(HALF / 2) || self.spares.len() < NEARLY_OUT)
     }
 
     /// A spare whose event nobody looks at, so that it can be recorded again.

@@ -65,6 +65,12 @@ impl VulkanBackend {
         let (mut usable, mut skipped) = (Vec::new(), Vec::new());
         for device in instance.physical_devices()? {
             match Physical::ask(&instance, device) {
+                Ok(physical) if usable.iter().any(|other| is_same(&physical, other)) => {
+                    let name = &physical.capabilities.name;
+                    skipped.push(format!(
+                        "{name}: the loader lists it twice; is its driver named in two places?"
+                    ));
+                }
                 Ok(physical) => usable.push(physical),
                 Err(reason) => skipped.push(reason),
             }
@@ -126,6 +132,12 @@ impl Backend for VulkanBackend {
         *open = Arc::downgrade(&device);
         Ok(device)
     }
+}
+
+/// Whether two entries of the loader's are one device of one driver.
+fn is_same(one: &Physical, other: &Physical) -> bool {
+    let id = |physical: &Physical| (physical.capabilities.device_uuid, physical.capabilities.driver_uuid);
+    id(one) == id(other) && one.capabilities.name == other.capabilities.name
 }
 
 /// The devices of the seam: the first copy of each physical device, then the second ones, so that neighbours differ.

@@ -6,17 +6,18 @@
 use std::{
     any::Any,
     collections::VecDeque,
+    hint,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, Weak,
         atomic::{AtomicU64, Ordering},
     },
     task::Waker,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use smallvec::SmallVec;
 use warpweft_core_types::{
-    Deadline, DeviceId, Failure, Semaphore, SemaphorePoint, SignalError, Timeline, WaitError,
+    Deadline, DeviceId, DriverError, Failure, Semaphore, SemaphorePoint, SignalError, Timeline, WaitError,
 };
 
 use crate::{gpu::Gpu, queue::QueueCore, reactor::Reactor, timeline::Ticket};
@@ -24,6 +25,10 @@ use crate::{gpu::Gpu, queue::QueueCore, reactor::Reactor, timeline::Ticket};
 /// A waiting thread waits with the driver for this long, then leaves it to the reactor and sleeps: the driver does not
 /// know of values that the host raises, and of failures.
 const LOOK: Duration = Duration::from_millis(10);
+
+/// Before that it asks for this long without a pause: a driver that waits for an interrupt tells of short work late. Not
+/// where the device is made of threads, which need the processors.
+const SPIN: Duration = Duration::from_micros(300);
 
 /// Wakers to be called once no lock is held.
 pub(crate) type Wakers = SmallVec<[Waker; 4]>;
@@ -166,7 +171,12 @@ impl VulkanSemaphore {
     /// Waits for the ticket behind `value` with the driver, for a while.
     fn look(&self, value: u64, deadline: Deadline) {
         let Some(signal) = self.coming().first_at(value).cloned() else { return };
-        match signal.ticket.wait(LOOK.min(deadline.remaining())) {
+        let spun = signal.spin(deadline);
+        let waited = match spun {
+            Ok(false) => signal.ticket.wait(LOOK.min(deadline.remaining())),
+            settled => settled,
+        };
+        match waited {
             Ok(true) => self.reached(signal.value),
             Ok(false) => {}
             Err(_) => signal.ask_queue(),
@@ -188,6 +198,22 @@ impl Coming {
 impl Signal {
     fn is_on(&self, gpu: &Arc<Gpu>) -> bool {
         Arc::ptr_eq(self.ticket.line().gpu(), gpu)
+    }
+
+    /// Asks for a moment; whether the ticket is reached.
+    fn spin(&self, deadline: Deadline) -> Result<bool, DriverError> {
+        let start = Instant::now();
+        let is_software = self.ticket.line().gpu().physical.capabilities.is_software;
+        let end = if is_software { start } else { deadline.instant().min(start + SPIN) };
+        loop {
+            if self.ticket.is_done()? {
+                return Ok(true);
+            }
+            if Instant::now() >= end {
+                return Ok(false);
+            }
+            hint::spin_loop();
+        }
     }
 
     /// Lets the signal's queue find out what is wrong with its device.

@@ -47,7 +47,11 @@ enum Command {
     /// What only CUDA devices do: foreign code, streams and contexts, masks, several processes.
     Checks,
     /// `nccl-rs` on this machine's NCCL, with a rank for each GPU.
-    Nccl,
+    Nccl {
+        /// Words in the names of checks to run.
+        #[arg(default_value = "")]
+        words: String,
+    },
     /// What becomes of devices and processes when something goes wrong for good.
     Fault,
     /// Measures beside the driver's own calls.
@@ -87,7 +91,7 @@ fn main() -> ExitCode {
             })
         }
         Command::Checks => rig::bounded(|| checks::run(&rig::Rig::open()?)),
-        Command::Nccl => rig::bounded(nccl::run),
+        Command::Nccl { words } => rig::bounded(|| nccl::run(&words)),
         Command::Fault => rig::bounded(|| checks::fault(&rig::Rig::open()?)),
         Command::Bench { part } => rig::bounded(|| bench::run(part)),
         Command::Child { role } => rig::bounded(|| child::play(&role)),

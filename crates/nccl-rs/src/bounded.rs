@@ -1,12 +1,16 @@
 //! Calls that may take as long as other ranks do, and waits that end.
 
 use std::{
+    hint,
     sync::{Mutex, MutexGuard, PoisonError, TryLockError, mpsc},
     thread,
     time::{Duration, Instant},
 };
 
 use crate::error::Error;
+
+/// How long it looks without a pause.
+const SPIN: Duration = Duration::from_micros(100);
 
 /// The longest pause between two looks.
 const NAP: Duration = Duration::from_millis(1);
@@ -41,10 +45,7 @@ pub(crate) fn poll<T>(
     within: Duration,
     mut look: impl FnMut() -> Option<T>,
 ) -> Result<T, Error> {
-    /// Looks without a pause: most answers are there at once.
-    const EAGER: u32 = 100;
     let start = Instant::now();
-    let mut looks = 0;
     loop {
         if let Some(answer) = look() {
             return Ok(answer);
@@ -53,8 +54,10 @@ pub(crate) fn poll<T>(
         if passed >= within {
             return Err(Error::TimedOut { what, after: within });
         }
-        looks += 1;
-        if looks < EAGER {
+        if passed < SPIN {
+            // The library starts work in about this time.
+            hint::spin_loop();
+        } else if passed < NAP {
             thread::yield_now();
         } else {
             // The longer it took, the less a pause matters.

@@ -180,21 +180,51 @@ pub(crate) fn factors(ranks: &Ranks) -> Result<()> {
     Ok(())
 }
 
-pub(crate) fn windows(ranks: &Ranks) -> Result<()> {
+pub(crate) fn registered(ranks: &Ranks) -> Result<()> {
+    need(ranks, Version::new(2, 19, 0))?;
+    with_memory(ranks, |rank, memory| {
+        let registered = rank.comm.register(memory)?;
+        sum_within(rank, memory)?;
+        drop(registered);
+        Ok(())
+    })
+}
+
+pub(crate) fn plain_window(ranks: &Ranks) -> Result<()> {
+    window(ranks, WindowKind::Plain)
+}
+
+pub(crate) fn symmetric_window(ranks: &Ranks) -> Result<()> {
+    window(ranks, WindowKind::Symmetric)
+}
+
+fn window(ranks: &Ranks, kind: WindowKind) -> Result<()> {
     need(ranks, Version::new(2, 27, 0))?;
-    for kind in [WindowKind::Plain, WindowKind::Symmetric] {
-        ranks.each(&CommunicatorConfig::new(), |rank| window_of(&rank, kind))?;
+    with_memory(ranks, |rank, memory| {
+        let window = rank.comm.window(memory, kind)?;
+        sum_within(rank, memory)?;
+        drop(window);
+        Ok(())
+    })
+}
+
+/// Elements of a rank's memory.
+const COUNT: usize = 1 << 16;
+
+fn with_memory(ranks: &Ranks, body: impl Fn(&Rank, &Arc<Memory>) -> Result<()> + Sync) -> Result<()> {
+    for config in Ranks::ways() {
+        ranks.each(&config, |rank| {
+            let memory = Arc::new(Memory::alloc(rank.comm.nccl(), Some(rank.comm.device()), COUNT * 4)?);
+            body(&rank, &memory)?;
+            Ok(rank.comm.finalize(LIMIT)?)
+        })?;
     }
     Ok(())
 }
 
 #[expect(unsafe_code, reason = "makes a view of memory")]
-fn window_of(rank: &Rank, kind: WindowKind) -> Result<()> {
-    const COUNT: usize = 1 << 16;
+fn sum_within(rank: &Rank, memory: &Memory) -> Result<()> {
     let (comm, stream) = (&rank.comm, rank.stream());
-    let memory = Arc::new(Memory::alloc(comm.nccl(), Some(comm.device()), COUNT * 4)?);
-    let registered = comm.register(&memory)?;
-    let window = comm.window(&memory, kind)?;
     let own = input::<u32>(comm.rank(), COUNT);
     // SAFETY: the stream is waited for below, while the memory lives; work is in the stream's order.
     let mut there = unsafe { memory.dst::<u32>(0..COUNT) }?;
@@ -212,9 +242,7 @@ fn window_of(rank: &Rank, kind: WindowKind) -> Result<()> {
     }
     let found = rank.stream.clone_dtoh(&landing)?;
     ensure!(rank.is_idle_within(LIMIT)?, "the stream did not end");
-    same("a sum in a window", &found, &reduced(ReduceOp::Sum, comm.size(), COUNT))?;
-    drop((registered, window));
-    Ok(())
+    same("a sum in memory of the library's", &found, &reduced(ReduceOp::Sum, comm.size(), COUNT))
 }
 
 #[expect(unsafe_code, reason = "makes a view of memory")]
@@ -222,7 +250,6 @@ pub(crate) fn signals(ranks: &Ranks) -> Result<()> {
     need(ranks, Version::new(2, 29, 0))?;
     ranks.need_two()?;
     ranks.each(&CommunicatorConfig::new(), |rank| {
-        const COUNT: usize = 1024;
         let (comm, stream, size) = (&rank.comm, rank.stream(), rank.comm.size());
         let (next, previous) = ((comm.rank() + 1) % size, (comm.rank() + size - 1) % size);
         let memory = Arc::new(Memory::alloc(comm.nccl(), Some(comm.device()), COUNT * 8)?);

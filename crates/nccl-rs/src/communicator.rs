@@ -6,7 +6,10 @@ use std::{
     fmt,
     marker::PhantomData,
     ptr::{self, NonNull},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicPtr, Ordering},
+    },
     thread,
     time::Duration,
 };
@@ -243,12 +246,18 @@ impl Communicator {
         config: &CommunicatorConfig,
     ) -> Result<Option<Self>, Error> {
         let split = self.shared.nccl.functions().split;
-        let color = color.map_or(sys::NO_COLOR, c_int::from);
-        self.derive("ncclCommSplit", config, move |parent, child, config| {
+        let number = color.map_or(sys::NO_COLOR, c_int::from);
+        let place = self.derive("ncclCommSplit", config, move |parent, child, config| {
             // SAFETY: the parent is live and no other call is under way; both places stay until the communicator is
             // ready, see `Place`.
-            unsafe { split(parent, color, key, child, config) }
-        })
+            unsafe { split(parent, number, key, child, config) }
+        })?;
+        if color.is_none() {
+            // The library may still write there that there is none, and does not tell when.
+            std::mem::forget(place);
+            return Ok(None);
+        }
+        Self::adopt(self.nccl(), "ncclCommSplit", place, config).map(Some)
     }
 
     /// A communicator without some ranks, which do not call it (NCCL 2.27).
@@ -267,11 +276,11 @@ impl Communicator {
         let mut ranks: Vec<c_int> = without.iter().map(|rank| to_int(*rank)).collect();
         let count = c_int::try_from(ranks.len()).map_err(|_| too_many(ranks.len()))?;
         let flags = if what == Shrink::Abort { sys::SHRINK_ABORT } else { 0 };
-        let child = self.derive(name, config, move |parent, child, config| {
+        let place = self.derive(name, config, move |parent, child, config| {
             // SAFETY: as in `split`; the list is read during the call and holds `count` ranks.
             unsafe { shrink(parent, ranks.as_mut_ptr(), count, child, config, flags) }
         })?;
-        child.ok_or_else(|| none_made(name))
+        Self::adopt(self.nccl(), name, place, config)
     }
 
     /// An id by which new ranks join those of this communicator; one rank asks for it (NCCL 2.29).
@@ -300,12 +309,12 @@ impl Communicator {
         const SAME_RANK: c_int = -1;
         let (name, grow) = self.shared.nccl.functions().grow.or_too_old(self.version())?;
         let size = to_int(size);
-        let child = self.derive(name, config, move |parent, child, config| {
+        let place = self.derive(name, config, move |parent, child, config| {
             let id = id.as_ref().map_or(ptr::null(), |id| &raw const id.0);
             // SAFETY: as in `split`; the id is read during the call.
             unsafe { grow(parent, size, id, SAME_RANK, child, config) }
         })?;
-        child.ok_or_else(|| none_made(name))
+        Self::adopt(self.nccl(), name, place, config)
     }
 
     /// Joins the ranks of a communicator that grows (NCCL 2.29), as a rank that is new there.
@@ -394,16 +403,16 @@ impl Communicator {
         // A call that blocks waits for the other ranks.
         let place =
             if desc.config.blocking { bounded::run(name, desc.config.patience, begin)?? } else { begin()? };
-        Self::adopt(nccl, name, place, &desc.config)?.ok_or_else(|| none_made(name))
+        Self::adopt(nccl, name, place, &desc.config)
     }
 
-    /// A communicator of ranks of this one.
+    /// The beginning of a communicator of ranks of this one.
     fn derive(
         &self,
         name: &'static str,
         config: &CommunicatorConfig,
         call: impl FnOnce(Comm, *mut Comm, *mut sys::Config) -> c_int + Send + 'static,
-    ) -> Result<Option<Self>, Error> {
+    ) -> Result<Box<Place>, Error> {
         let mut place = Place::new(config, self.version())?;
         let shared = Arc::clone(&self.shared);
         let derive = move || {
@@ -419,19 +428,25 @@ impl Communicator {
                 }
             }
         };
-        let place =
-            if self.is_blocking() { bounded::run(name, self.shared.patience, derive)?? } else { derive()? };
-        Self::adopt(self.nccl(), name, place, config)
+        if self.is_blocking() { bounded::run(name, self.shared.patience, derive)? } else { derive() }
     }
 
-    /// Waits until a communicator is ready, if one was made; what does not become ready is aborted.
+    /// Waits until a communicator is ready; what does not become ready is aborted.
     fn adopt(
         nccl: &Nccl,
         name: &'static str,
         place: Box<Place>,
         config: &CommunicatorConfig,
-    ) -> Result<Option<Self>, Error> {
-        let Some(comm) = NonNull::new(place.comm) else { return Ok(None) };
+    ) -> Result<Self, Error> {
+        // One that does not block is written by a thread of the library's, and its parent does not tell when.
+        let comm = match bounded::poll(name, config.patience, || place.comm()) {
+            Ok(comm) => comm,
+            Err(error) => {
+                // The library may still write there.
+                std::mem::forget(place);
+                return Err(error);
+            }
+        };
         let shared = Shared {
             nccl: nccl.clone(),
             rank: 0,
@@ -444,7 +459,7 @@ impl Communicator {
         match shared.settle(name, IN_PROGRESS).and_then(|()| shared.whereabouts()) {
             Ok((rank, size, device)) => {
                 let shared = Arc::new(Shared { rank, size, device, ..shared });
-                Ok(Some(Self { shared, _one_thread: PhantomData }))
+                Ok(Self { shared, _one_thread: PhantomData })
             }
             Err(error) => {
                 // It may be read and written until the communicator is gone, which may not be soon.
@@ -505,21 +520,22 @@ impl fmt::Debug for AbortHandle {
 
 /// Where the library writes a new communicator and reads its configuration, maybe after the call returned.
 struct Place {
-    comm: Comm,
+    comm: AtomicPtr<c_void>,
     prepared: Prepared,
 }
 
-// SAFETY: a communicator may be used by any thread, one at a time.
-#[expect(unsafe_code, reason = "holds a handle of the library's")]
-unsafe impl Send for Place {}
-
 impl Place {
     fn new(config: &CommunicatorConfig, version: Version) -> Result<Box<Self>, Error> {
-        Ok(Box::new(Self { comm: ptr::null_mut(), prepared: config.prepare(version)? }))
+        Ok(Box::new(Self { comm: AtomicPtr::default(), prepared: config.prepare(version)? }))
     }
 
     fn fill(&mut self, call: impl FnOnce(*mut Comm, *mut sys::Config) -> c_int) -> c_int {
-        call(&raw mut self.comm, &raw mut self.prepared.raw)
+        call(self.comm.as_ptr(), &raw mut self.prepared.raw)
+    }
+
+    fn comm(&self) -> Option<NonNull<c_void>> {
+        // Acquire: a thread of the library's may have written it, after it made the communicator.
+        NonNull::new(self.comm.load(Ordering::Acquire))
     }
 }
 
@@ -702,8 +718,4 @@ pub(crate) fn to_int(number: u32) -> c_int {
 
 fn too_many(count: usize) -> Error {
     Error::Invalid { what: format!("{count} ranks are more than there can be") }
-}
-
-fn none_made(name: &str) -> Error {
-    Error::Invalid { what: format!("{name} made no communicator, and said nothing of an error") }
 }

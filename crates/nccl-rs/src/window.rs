@@ -1,8 +1,13 @@
 //! Memory that the library knows beforehand: registered buffers and windows.
 
-use std::{ffi::c_void, fmt, ptr, sync::Arc};
+use std::{
+    ffi::c_void,
+    fmt, ptr,
+    sync::{Arc, atomic::AtomicPtr},
+};
 
 use crate::{
+    bounded,
     communicator::{Communicator, Shared},
     error::Error,
     group,
@@ -107,7 +112,8 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// [`Error::TooOld`]; [`Error::Invalid`] for an address that is not a multiple of [`WINDOW_ALIGNMENT`];
+    /// [`Error::TooOld`]; [`Error::Invalid`] for an address that is not a multiple of [`WINDOW_ALIGNMENT`], and on a
+    /// communicator that does not block, since the library does not tell when it has made a window of such a one;
     /// [`Error::TimedOut`] if other ranks do not do the same; [`Error::Nccl`].
     ///
     /// # Safety
@@ -126,13 +132,22 @@ impl Communicator {
             let what = format!("{name}: the address {address:p} is no multiple of {WINDOW_ALIGNMENT}");
             return Err(Error::Invalid { what });
         }
-        // On the heap and left there after an error: a call that is still under way may write it.
-        let raw = Box::into_raw(Box::new(ptr::null_mut()));
+        if !self.is_blocking() {
+            let what = format!("{name} needs a communicator that blocks: make it with `blocking(true)`");
+            return Err(Error::Invalid { what });
+        }
         let flags = if kind == WindowKind::Symmetric { WINDOW_SYMMETRIC } else { 0 };
-        // SAFETY: the caller's duty for the memory; the place for the result stays.
-        self.shared().call(name, |comm| unsafe { register(comm, address, size_bytes, raw, flags) })?;
-        // SAFETY: made above, and the call is over.
-        let raw = *unsafe { Box::from_raw(raw) };
+        let (shared, address) = (Arc::clone(self.shared()), AtomicPtr::new(address));
+        // In a thread of its own, since it waits for the other ranks.
+        let registered = bounded::run(name, self.shared().patience, move || {
+            let made = AtomicPtr::<c_void>::default();
+            // SAFETY: the caller's duty for the memory; the result is written before the call returns.
+            shared.call(name, |comm| unsafe {
+                register(comm, address.into_inner(), size_bytes, made.as_ptr(), flags)
+            })?;
+            Ok::<_, Error>(made)
+        })?;
+        let raw = registered?.into_inner();
         let window = || Window { shared: Arc::clone(self.shared()), raw, size_bytes, kind, _memory: None };
         Ok((!raw.is_null()).then(window))
     }

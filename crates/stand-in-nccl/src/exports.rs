@@ -5,7 +5,7 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Mutex, PoisonError,
-        atomic::{AtomicU64, Ordering::SeqCst},
+        atomic::{AtomicPtr, AtomicU64, Ordering::SeqCst},
     },
     time::Duration,
 };
@@ -109,10 +109,43 @@ fn is_blocking(config: *const Config) -> Result<bool, Code> {
 }
 
 fn begin(comm: *mut Raw, key: Key, rank: usize, size: usize, config: *const Config) -> Result<(), Code> {
-    let blocking = is_blocking(config)?;
+    begin_as(comm, key, rank, size, is_blocking(config)?)
+}
+
+fn begin_as(comm: *mut Raw, key: Key, rank: usize, size: usize, blocking: bool) -> Result<(), Code> {
     let handle = Communicator::join(key, rank, size, blocking)?;
     put(comm, std::ptr::without_provenance_mut(handle))?;
     if blocking { Ok(()) } else { Communicator::of(handle)?.state() }
+}
+
+/// Meets the other ranks and takes a part in the communicator of those with the same colour.
+fn split(
+    parent: &Communicator,
+    number: u64,
+    (color, key): (c_int, c_int),
+    new: *mut Raw,
+    blocking: bool,
+) -> Result<(), Code> {
+    let own = [color.to_ne_bytes(), key.to_ne_bytes()].concat();
+    let part = Part { call: vec![0], bytes: Vec::new(), own };
+    let parts = parent
+        .world
+        .meet((Matter::Split, number), parent.rank, part, || parent.is_aborted())
+        .ok_or(Code::INTERNAL)?;
+    if color < 0 {
+        return put(new, std::ptr::null_mut());
+    }
+    let number_at = |own: &[u8], at| c_int::from_ne_bytes(own[at..at + 4].try_into().unwrap_or_default());
+    let mut same: Vec<_> = parts
+        .iter()
+        .enumerate()
+        .filter(|(_, part)| number_at(&part.own, 0) == color)
+        .map(|(rank, part)| (number_at(&part.own, 4), rank))
+        .collect();
+    same.sort_unstable();
+    let rank = same.iter().position(|(_, rank)| *rank == parent.rank).ok_or(Code::INTERNAL)?;
+    let of = Box::new(parent.world.key.clone());
+    begin_as(new, Key::Derived { of, number, color: color.into() }, rank, same.len(), blocking)
 }
 
 fn collective(
@@ -182,26 +215,14 @@ exports! {
     fn ncclCommSplit(comm: Raw, color: c_int, key: c_int, new: *mut Raw, config: *mut Config) {
         let parent = Communicator::of(comm.addr())?;
         let number = parent.derived.fetch_add(1, SeqCst);
-        let own = [color.to_ne_bytes(), key.to_ne_bytes()].concat();
-        let part = Part { call: vec![0], bytes: Vec::new(), own };
-        let parts = parent
-            .world
-            .meet((Matter::Split, number), parent.rank, part, || parent.is_aborted())
-            .ok_or(Code::INTERNAL)?;
-        if color < 0 {
-            return put(new, std::ptr::null_mut());
+        let blocking = is_blocking(config)?;
+        if parent.blocking {
+            return split(&parent, number, (color, key), new, blocking);
         }
-        let number_at = |own: &[u8], at| c_int::from_ne_bytes(own[at..at + 4].try_into().unwrap_or_default());
-        let mut same: Vec<_> = parts
-            .iter()
-            .enumerate()
-            .filter(|(_, part)| number_at(&part.own, 0) == color)
-            .map(|(rank, part)| (number_at(&part.own, 4), rank))
-            .collect();
-        same.sort_unstable();
-        let rank = same.iter().position(|(_, rank)| *rank == parent.rank).ok_or(Code::INTERNAL)?;
-        let of = Box::new(parent.world.key.clone());
-        begin(new, Key::Derived { of, number, color: color.into() }, rank, same.len(), config)
+        // The library writes the new communicator when it is ready, and its parent does not tell.
+        let new = AtomicPtr::new(new);
+        std::thread::spawn(move || split(&parent, number, (color, key), new.into_inner(), blocking));
+        Ok(())
     }
 
     fn ncclCommShrink(

@@ -182,7 +182,7 @@ pub(crate) fn factors(ranks: &Ranks) -> Result<()> {
 
 pub(crate) fn registered(ranks: &Ranks) -> Result<()> {
     need(ranks, Version::new(2, 19, 0))?;
-    with_memory(ranks, |rank, memory| {
+    with_memory(ranks, &Ranks::ways(), |rank, memory| {
         let registered = rank.comm.register(memory)?;
         sum_within(rank, memory)?;
         drop(registered);
@@ -200,7 +200,7 @@ pub(crate) fn symmetric_window(ranks: &Ranks) -> Result<()> {
 
 fn window(ranks: &Ranks, kind: WindowKind) -> Result<()> {
     need(ranks, Version::new(2, 27, 0))?;
-    with_memory(ranks, |rank, memory| {
+    with_memory(ranks, &[CommunicatorConfig::new().blocking(true)], |rank, memory| {
         let window = rank.comm.window(memory, kind)?;
         sum_within(rank, memory)?;
         drop(window);
@@ -211,9 +211,13 @@ fn window(ranks: &Ranks, kind: WindowKind) -> Result<()> {
 /// Elements of a rank's memory.
 const COUNT: usize = 1 << 16;
 
-fn with_memory(ranks: &Ranks, body: impl Fn(&Rank, &Arc<Memory>) -> Result<()> + Sync) -> Result<()> {
-    for config in Ranks::ways() {
-        ranks.each(&config, |rank| {
+fn with_memory(
+    ranks: &Ranks,
+    ways: &[CommunicatorConfig],
+    body: impl Fn(&Rank, &Arc<Memory>) -> Result<()> + Sync,
+) -> Result<()> {
+    for config in ways {
+        ranks.each(config, |rank| {
             let memory = Arc::new(Memory::alloc(rank.comm.nccl(), Some(rank.comm.device()), COUNT * 4)?);
             body(&rank, &memory)?;
             Ok(rank.comm.finalize(LIMIT)?)
@@ -249,7 +253,7 @@ fn sum_within(rank: &Rank, memory: &Memory) -> Result<()> {
 pub(crate) fn signals(ranks: &Ranks) -> Result<()> {
     need(ranks, Version::new(2, 29, 0))?;
     ranks.need_two()?;
-    ranks.each(&CommunicatorConfig::new(), |rank| {
+    ranks.each(&CommunicatorConfig::new().blocking(true), |rank| {
         let (comm, stream, size) = (&rank.comm, rank.stream(), rank.comm.size());
         let (next, previous) = ((comm.rank() + 1) % size, (comm.rank() + size - 1) % size);
         let memory = Arc::new(Memory::alloc(comm.nccl(), Some(comm.device()), COUNT * 8)?);

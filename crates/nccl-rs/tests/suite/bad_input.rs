@@ -141,7 +141,7 @@ fn the_per_thread_default_stream_needs_a_communicator_that_blocks() {
 #[test]
 fn memory_that_is_too_small_or_lies_badly() {
     let rig = Rig::new();
-    rig.ranks(1, &CommunicatorConfig::new(), |rank| {
+    rig.ranks(1, &CommunicatorConfig::new().blocking(true), |rank| {
         let memory = Memory::alloc(&rig.nccl, None, 64).unwrap();
         #[expect(unsafe_code, reason = "makes a view of memory")]
         // SAFETY: the view is refused.
@@ -191,4 +191,13 @@ fn calls_that_wait_for_others_are_refused_in_a_group() {
         })
     });
     assert!(error.to_string().contains("in a group"));
+}
+
+#[test]
+fn windows_need_a_communicator_that_blocks() {
+    let error = refused(|rank| {
+        let memory = std::sync::Arc::new(Memory::alloc(rank.comm.nccl(), None, 4096)?);
+        rank.comm.window(&memory, WindowKind::Symmetric).map(drop)
+    });
+    assert!(error.to_string().contains("blocking(true)"), "{error}");
 }

@@ -209,7 +209,7 @@ fn every_rank_multiplies_by_its_own_factor() {
 #[test]
 fn what_is_put_in_a_window_is_there_after_its_signal() {
     let rig = Rig::new();
-    rig.ranks(2, &CommunicatorConfig::new(), |rank| {
+    rig.ranks(2, &CommunicatorConfig::new().blocking(true), |rank| {
         let memory = Arc::new(Memory::alloc(&rig.nccl, None, 4096).unwrap());
         let window = rank.comm.window(&memory, WindowKind::Symmetric).unwrap().unwrap();
         assert_eq!((window.size_bytes(), window.kind()), (4096, WindowKind::Symmetric));
@@ -233,7 +233,7 @@ fn what_is_put_in_a_window_is_there_after_its_signal() {
 #[test]
 fn a_library_that_has_no_use_for_windows_gives_none() {
     let rig = Rig::over(StandIn::load().unwrap().with("windows", "0"));
-    rig.ranks(1, &CommunicatorConfig::new(), |rank| {
+    rig.ranks(1, &CommunicatorConfig::new().blocking(true), |rank| {
         let memory = Arc::new(Memory::alloc(&rig.nccl, None, 4096).unwrap());
         assert!(rank.comm.window(&memory, WindowKind::Plain).unwrap().is_none());
     });

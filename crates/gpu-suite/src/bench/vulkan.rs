@@ -1,6 +1,7 @@
 //! What we cost on a Vulkan device beside command buffers that were recorded beforehand, a fence and nothing else.
 
 use std::{
+    cell::{Cell, RefCell},
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -9,12 +10,12 @@ use anyhow::{Context as _, Result, ensure};
 use serde_json::json;
 use warpweft_cli::measure::Bar;
 use warpweft_core_types::{
-    AllocError, Arg, BufferDesc, BufferView, Bytes, CopyRegion, FillRegion, Kernel, Launch, Op,
-    SemaphorePoint, Submission,
+    AllocError, Arg, BufferDesc, BufferView, Bytes, CopyRegion, FillRegion, GraphNode, Kernel, Launch, Op,
+    OwnedOp, PreparedGraph, SemaphorePoint, Submission,
 };
 use warpweft_vulkan::Baseline;
 
-use super::samples::{Samples, judge, table_of, timed};
+use super::samples::{Column, Samples, judge, table_of, timed};
 use crate::{
     kernels,
     rig::{Bench, LIMIT, report, say, submit_word},
@@ -52,20 +53,30 @@ fn empty_dispatch(bench: &Bench, raw: &Baseline) -> Result<()> {
     let kernel = bench.kernel("nothing")?;
     let launch = [Op::Launch(Launch::new(&kernel, [1, 1, 1], &[])?)];
     let by_hand = raw.record(&launch)?;
+    let graph = PreparedGraph::new(bench.device.as_ref(), &[GraphNode::new(OwnedOp::from(&launch[0]), &[])])?;
+    let replay = [Op::Replay(&graph)];
     let (queue, semaphore) = (bench.new_queue()?, bench.device.create_semaphore(0)?);
-    let mut value = 0;
-    let mut ours = || {
+    let value = Cell::new(0);
+    let submitted = RefCell::new(Samples::default());
+    let run = |ops: &[Op<'_>]| {
         timed(|| {
-            value += 1;
-            let done = SemaphorePoint::new(&semaphore, value);
-            queue.submit(&Submission { waits: &[], ops: &launch, signals: std::slice::from_ref(&done) })?;
+            value.set(value.get() + 1);
+            let done = SemaphorePoint::new(&semaphore, value.get());
+            let start = Instant::now();
+            queue.submit(&Submission { waits: &[], ops, signals: std::slice::from_ref(&done) })?;
+            submitted.borrow_mut().add(start.elapsed());
             Ok(done.wait(LIMIT)?)
         })
     };
+    let (mut ours, mut replayed) = (|| run(&launch), || run(&replay));
     let mut floor = || timed(|| Ok(by_hand.run()?));
     let title = "empty dispatch, submit and wait";
-    let times = table_of(EMPTY_ROUNDS, title, &mut [("ours", &mut ours), ("raw", &mut floor)])?;
+    let mut columns: [Column<'_>; 3] =
+        [("ours", &mut ours), ("raw", &mut floor), ("ours, a graph's replay", &mut replayed)];
+    let times = table_of(EMPTY_ROUNDS, title, &mut columns)?;
     judge(&times[0].beyond(&times[1]).at_most(format!("{title}: more than raw"), 3.0));
+    judge(&times[2].beyond(&times[1]).at_most(format!("{title}, a graph's replay: more than raw"), 3.0));
+    say(&format!("our submit alone, of either kind: {}", submitted.borrow().words()));
     Ok(())
 }
 

@@ -43,6 +43,11 @@ impl Default for VulkanConfig {
 }
 
 impl VulkanConfig {
+    /// Whether the instance is as any other.
+    pub(crate) const fn is_plain(&self) -> bool {
+        self.loader.is_none() && self.entry.is_none() && !self.validation
+    }
+
     /// Names the loader.
     #[must_use]
     pub fn with_loader(mut self, path: impl Into<PathBuf>) -> Self {

@@ -55,20 +55,64 @@ pub(crate) fn unavailable(missing: impl Into<String>) -> OpenError {
     OpenError::Unavailable { backend: NAME, missing: missing.into(), driver: None }
 }
 
-/// An instance, with the loader it came from.
+/// An instance, as one backend uses it.
 pub(crate) struct Instance {
     pub(crate) raw: ash::Instance,
-    messenger: Option<(ext::debug_utils::Instance, vk::DebugUtilsMessengerEXT)>,
-    messages: Arc<List>,
-    /// After the instance: its functions are in the library that this keeps loaded.
-    _entry: ash::Entry,
+    live: Arc<Live>,
     /// After everything: who sees that it is gone knows that nothing of the driver's runs.
     alive: Arc<()>,
 }
 
+/// An instance of the driver's, with the loader it came from.
+struct Live {
+    raw: ash::Instance,
+    messenger: Option<(ext::debug_utils::Instance, vk::DebugUtilsMessengerEXT)>,
+    messages: Arc<List>,
+    /// After the instance: its functions are in the library that this keeps loaded.
+    _entry: ash::Entry,
+}
+
+/// The instance of all backends that ask for nothing special. It stays: NVIDIA's driver (580.159) can be loaded about
+/// thirty times in a process, and the loader unloads drivers with the last instance.
+static SHARED: Mutex<Option<Arc<Live>>> = Mutex::new(None);
+
 impl Instance {
-    #[expect(unsafe_code, reason = "destroys what cannot be used")]
     pub(crate) fn create(config: &VulkanConfig) -> Result<Arc<Self>, OpenError> {
+        let live = if config.is_plain() { Live::shared(config)? } else { Arc::new(Live::create(config)?) };
+        Ok(Arc::new(Self { raw: live.raw.clone(), live, alive: Arc::default() }))
+    }
+
+    /// What the layer says from now on, too.
+    pub(crate) fn messages(self: &Arc<Self>) -> Messages {
+        Messages { list: Arc::clone(&self.live.messages), instance: Arc::downgrade(&self.alive) }
+    }
+
+    #[expect(unsafe_code, reason = "asks the loader")]
+    pub(crate) fn physical_devices(&self) -> Result<Vec<vk::PhysicalDevice>, OpenError> {
+        // SAFETY: the instance is live.
+        let devices = unsafe { self.raw.enumerate_physical_devices() };
+        match devices {
+            // Loaders say so where there is no driver at all.
+            Err(vk::Result::ERROR_INITIALIZATION_FAILED | vk::Result::ERROR_INCOMPATIBLE_DRIVER) => {
+                Ok(Vec::new())
+            }
+            devices => devices.map_err(failed("vkEnumeratePhysicalDevices")).map_err(OpenError::Driver),
+        }
+    }
+}
+
+impl Live {
+    fn shared(config: &VulkanConfig) -> Result<Arc<Self>, OpenError> {
+        // Nothing but the loader and drivers run under the lock.
+        let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(live) = shared.as_ref() {
+            return Ok(Arc::clone(live));
+        }
+        Ok(Arc::clone(shared.insert(Arc::new(Self::create(config)?))))
+    }
+
+    #[expect(unsafe_code, reason = "destroys what cannot be used")]
+    fn create(config: &VulkanConfig) -> Result<Self, OpenError> {
         let entry = load(config)?;
         let version = version_of(&entry)?;
         if version < vk::API_VERSION_1_1 {
@@ -88,25 +132,7 @@ impl Instance {
                 return Err(OpenError::Driver(error));
             }
         };
-        Ok(Arc::new(Self { raw, messenger, messages, _entry: entry, alive: Arc::default() }))
-    }
-
-    /// What the layer says from now on, too.
-    pub(crate) fn messages(self: &Arc<Self>) -> Messages {
-        Messages { list: Arc::clone(&self.messages), instance: Arc::downgrade(&self.alive) }
-    }
-
-    #[expect(unsafe_code, reason = "asks the loader")]
-    pub(crate) fn physical_devices(&self) -> Result<Vec<vk::PhysicalDevice>, OpenError> {
-        // SAFETY: the instance is live.
-        let devices = unsafe { self.raw.enumerate_physical_devices() };
-        match devices {
-            // Loaders say so where there is no driver at all.
-            Err(vk::Result::ERROR_INITIALIZATION_FAILED | vk::Result::ERROR_INCOMPATIBLE_DRIVER) => {
-                Ok(Vec::new())
-            }
-            devices => devices.map_err(failed("vkEnumeratePhysicalDevices")).map_err(OpenError::Driver),
-        }
+        Ok(Self { raw, messenger, messages, _entry: entry })
     }
 }
 
@@ -258,7 +284,7 @@ unsafe fn destroy(instance: &ash::Instance) {
     unsafe { instance.destroy_instance(None) };
 }
 
-impl Drop for Instance {
+impl Drop for Live {
     #[expect(unsafe_code, reason = "destroys what is the instance's")]
     fn drop(&mut self) {
         if let Some((functions, messenger)) = &self.messenger {

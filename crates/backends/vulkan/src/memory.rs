@@ -210,6 +210,10 @@ impl Arena {
             AllocError::Driver(_) | AllocError::UnsupportedKind { .. } => {
                 AllocError::CannotImport { device: self.gpu.id, reason }
             }
+            // NVIDIA's driver says so of descriptors that are no memory.
+            AllocError::OutOfMemory { requested, available, .. } if requested <= available => {
+                AllocError::CannotImport { device: self.gpu.id, reason }
+            }
             refused => refused,
         }
     }

@@ -66,6 +66,8 @@ pub(crate) struct ColdGate {
 struct State {
     /// Residents whose feeder has not ended.
     residents: Vec<Arc<ResidentCore>>,
+    /// How many have come so far.
+    arrivals: u64,
     /// Runs while there are residents; sleeps while all are parked.
     watch: Option<Thread>,
 }
@@ -91,6 +93,15 @@ pub(crate) struct Unparkable {
     pub(crate) workgroup: u32,
 }
 
+/// Why a resident holds no call up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Boundary {
+    /// It ended a slice.
+    Returned,
+    /// Nothing of it runs.
+    Outside,
+}
+
 impl ColdGate {
     /// Whether somebody waits for the residents.
     pub(crate) fn is_awaited(&self) -> bool {
@@ -109,6 +120,7 @@ impl ColdGate {
             state.watch = Some(watch.thread().clone());
         }
         state.residents.push(Arc::clone(resident));
+        state.arrivals += 1;
         // Relaxed: a time, and nothing else.
         self.proven_at.store(0, Ordering::Relaxed);
         Ok(())
@@ -183,13 +195,19 @@ impl ColdGate {
         if proven_at != 0 && self.now().saturating_sub(proven_at) < nanos(PROOF_LASTS) {
             return Ok(());
         }
-        let residents: Vec<_> =
-            self.state().residents.iter().map(|known| (Arc::clone(known), known.slices_over())).collect();
-        let deadline = Deadline::within(PATIENCE);
-        residents.iter().try_for_each(|(resident, before)| resident.wait_for_boundary(*before, deadline))?;
-        // One that came meanwhile has shown nothing yet.
         let state = self.state();
-        if state.residents.len() <= residents.len() {
+        let arrivals = state.arrivals;
+        let residents: Vec<_> =
+            state.residents.iter().map(|known| (Arc::clone(known), known.slices_over())).collect();
+        drop(state);
+        let deadline = Deadline::within(PATIENCE);
+        let mut all_returned = true;
+        for (resident, before) in &residents {
+            all_returned &= resident.wait_for_boundary(*before, deadline)? == Boundary::Returned;
+        }
+        // One that came meanwhile has shown nothing yet, and one that did not run may not return when it does.
+        let state = self.state();
+        if all_returned && state.arrivals == arrivals {
             self.proven_at.store(self.now(), Ordering::Relaxed);
         }
         Ok(())

@@ -22,7 +22,7 @@ use warpweft_core_types::{
 
 use crate::{
     budget::{Budget, Seats},
-    cold::Unparkable,
+    cold::{Boundary, Unparkable},
     context::Context,
     control::Control,
     device::CudaDevice,
@@ -377,13 +377,16 @@ impl ResidentCore {
     }
 
     /// Waits until a slice ends after `before` were over, or nothing of it runs.
-    pub(crate) fn wait_for_boundary(&self, before: u64, deadline: Deadline) -> Result<(), Unparkable> {
-        let has_returned =
-            || self.context.failure().is_some() || self.slices_over() > before || self.is_outside();
-        if wait_until(deadline, has_returned) {
-            return Ok(());
+    pub(crate) fn wait_for_boundary(&self, before: u64, deadline: Deadline) -> Result<Boundary, Unparkable> {
+        let has_returned = || self.slices_over() > before;
+        let is_outside = || self.context.failure().is_some() || self.is_outside();
+        if !wait_until(deadline, || has_returned() || is_outside()) {
+            return Err(Unparkable {
+                kernel: self.name(),
+                workgroup: self.control.first_inside().unwrap_or(0),
+            });
         }
-        Err(Unparkable { kernel: self.name(), workgroup: self.control.first_inside().unwrap_or(0) })
+        Ok(if has_returned() { Boundary::Returned } else { Boundary::Outside })
     }
 
     /// Whether it launches nothing until somebody resumes it, so that nobody can hold it up.

@@ -7,7 +7,7 @@ use std::{
 };
 
 use warpweft_core_types::{
-    Arg, BufferDesc, BufferView, Deadline, Features, Kernel, Launch, Op, Resident, ResidentDesc,
+    Arg, BufferDesc, BufferView, Deadline, Features, Kernel, Launch, LoadError, Op, Resident, ResidentDesc,
     ResidentError, ResidentState, SliceConfig,
 };
 use warpweft_stand_in_cuda::StandIn;
@@ -318,6 +318,32 @@ fn one_that_is_late_and_stubborn_keeps_its_budget_until_it_leaves() -> Outcome {
     }
     words.write(&1_u32.to_le_bytes())?;
     until(|| used(&lane) == 0);
+    Ok(())
+}
+
+/// That a resident was parked, or not there yet, is no proof that it returns when it runs.
+#[test]
+fn a_load_right_after_a_start_or_a_resume_waits_for_nobody() -> Outcome {
+    /// A resident that ends no slice for a second is found out.
+    const FOUND_OUT: Duration = Duration::from_secs(10);
+    let lane = Lane::open(&backend(&StandIn::load()?), 0)?;
+    let kernel = kernel(&lane.device, &stubborn())?;
+    let refused = |asked: Instant| {
+        let load = lane.device.load(&number());
+        assert!(matches!(load, Err(LoadError::Unparkable { .. })), "{load:?}");
+        assert!(asked.elapsed() < FOUND_OUT, "it took {:?}", asked.elapsed());
+    };
+    let (resident, word) = start(&lane, &kernel, 1, |_| {})?;
+    refused(Instant::now());
+    word.write(&1_u32.to_le_bytes())?;
+    resident.park(within())?;
+    word.write(&0_u32.to_le_bytes())?;
+    // A load that passes, since nothing runs.
+    lane.device.load(&number())?;
+    resident.resume()?;
+    refused(Instant::now());
+    word.write(&1_u32.to_le_bytes())?;
+    resident.stop(within())?;
     Ok(())
 }
 

@@ -7,28 +7,33 @@
 //! would take as long and its asker may have a deadline.
 
 use std::{
+    collections::BTreeMap,
     error::Error,
     ffi::{CStr, c_int, c_uint, c_void},
     fmt, hint, io,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError, Weak,
         atomic::{AtomicU32, AtomicU64, Ordering},
     },
     thread::{self, Thread},
     time::{Duration, Instant},
 };
 
-use cudarc::driver::sys::{CUfunc_st, CUjit_option, CUjitInputType, CUlinkState_st, CUmod_st};
+use cudarc::driver::sys::{CUctx_st, CUfunc_st, CUjit_option, CUjitInputType, CUlinkState_st, CUmod_st};
 use warpweft_core_types::{Deadline, DriverError, HostMemory};
 
 use crate::{
     context::Context,
     driver::{Handle, created},
+    queue::QueueCore,
     resident::ResidentCore,
 };
 
 /// Room for a compiler's words.
 const LOG_BYTES: usize = 16 << 10;
+
+/// A pause of whoever waits for queues and is not waited for.
+const GLANCE: Duration = Duration::from_millis(1);
 
 /// How often the watch looks after residents that somebody may hold up.
 const WATCH: Duration = Duration::from_micros(50);
@@ -42,8 +47,12 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// A call soon after another takes that one's proof: a load is several calls, each of which would wait for a slice.
 const PROOF_LASTS: Duration = Duration::from_millis(1);
 
-/// Questions take microseconds. One that takes longer is itself held up, by a call that nobody announced.
-const QUESTION: Duration = Duration::from_millis(1);
+/// Questions take microseconds, and their threads may lose the processor meanwhile. One that takes longer is itself held
+/// up, by a call that nobody announced.
+const QUESTION: Duration = Duration::from_millis(100);
+
+/// Waited for without giving up the processor.
+const BRIEF: Duration = Duration::from_micros(100);
 
 /// Cold calls under way, and the residents that should know.
 #[derive(Debug)]
@@ -68,6 +77,8 @@ struct State {
     residents: Vec<Arc<ResidentCore>>,
     /// How many have come so far.
     arrivals: u64,
+    /// Queues of the context, whose kernels such calls wait for too.
+    queues: Vec<Weak<QueueCore>>,
     /// Runs while there are residents; sleeps while all are parked.
     watch: Option<Thread>,
 }
@@ -83,6 +94,26 @@ impl Default for ColdGate {
             wary_until: AtomicU64::new(0),
             state: Mutex::default(),
         }
+    }
+}
+
+/// The gates of contexts, by their handles. A device that is opened again has the context that the one before may still
+/// use, and the driver knows one context alone.
+#[derive(Debug, Default)]
+pub(crate) struct Gates(Mutex<BTreeMap<usize, Weak<ColdGate>>>);
+
+impl Gates {
+    pub(crate) fn of(&self, context: Handle<CUctx_st>) -> Arc<ColdGate> {
+        // Only code of this crate runs under the lock, none of which panics.
+        let mut gates = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        gates.retain(|_, gate| gate.strong_count() > 0);
+        let key = context.raw().addr();
+        if let Some(gate) = gates.get(&key).and_then(Weak::upgrade) {
+            return gate;
+        }
+        let gate = Arc::<ColdGate>::default();
+        gates.insert(key, Arc::downgrade(&gate));
+        gate
     }
 }
 
@@ -124,6 +155,28 @@ impl ColdGate {
         // Relaxed: a time, and nothing else.
         self.proven_at.store(0, Ordering::Relaxed);
         Ok(())
+    }
+
+    /// Takes a queue in.
+    pub(crate) fn add_queue(&self, queue: &Arc<QueueCore>) {
+        let mut state = self.state();
+        state.queues.retain(|known| known.strong_count() > 0);
+        state.queues.push(Arc::downgrade(queue));
+    }
+
+    /// Waits until every queue is empty or has finished something since: a call that waits for a kernel that does not
+    /// return would keep everybody else from the context meanwhile.
+    fn wait_for_queues(&self) {
+        let started = |queue: &Weak<QueueCore>| Some((Weak::clone(queue), queue.upgrade()?.progress()));
+        // Queues are looked at without the lock: a thread that holds a queue's may come here.
+        let known = self.state().queues.clone();
+        let queues: Vec<_> = known.iter().filter_map(started).collect();
+        for (queue, before) in queues {
+            // Nobody waits for this thread, and a queue must not be kept by it for long.
+            while before.is_some() && queue.upgrade().is_some_and(|queue| queue.progress() == before) {
+                thread::sleep(GLANCE);
+            }
+        }
     }
 
     /// Lets a resident go whose slices are over. Its feeder drops it, which is a thread that can stand a wait.
@@ -285,7 +338,7 @@ impl<'a> Held<'a> {
         gate.holding.fetch_add(1, Ordering::SeqCst);
         let start = Instant::now();
         while gate.asking.load(Ordering::SeqCst) != 0 && start.elapsed() < QUESTION {
-            hint::spin_loop();
+            if start.elapsed() < BRIEF { hint::spin_loop() } else { thread::yield_now() }
         }
         Self(gate)
     }
@@ -537,11 +590,19 @@ pub(crate) unsafe fn unregister(context: &Context, memory: &HostMemory) -> Resul
     Ok(context.cold.pass(|| unsafe { context.driver.mem_host_unregister(pointer) })??)
 }
 
-/// Makes a cold call on the device's service thread, however long residents keep it from being made.
+/// Makes a cold call on the device's service thread, however long residents and queues keep it from being made.
 pub(crate) fn serve_until_made(
     context: &Arc<Context>,
     mut call: impl FnMut() -> Result<(), ColdError> + Send + 'static,
 ) {
-    // Each round waits for the residents.
-    context.serve(move || while matches!(call(), Err(ColdError::Unparkable(_))) {});
+    let gate = Arc::clone(&context.cold);
+    context.serve(move || {
+        loop {
+            gate.wait_for_queues();
+            // Each round waits for the residents.
+            if !matches!(call(), Err(ColdError::Unparkable(_))) {
+                return;
+            }
+        }
+    });
 }

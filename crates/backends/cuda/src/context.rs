@@ -136,7 +136,7 @@ impl Context {
             device,
             ordinal,
             raw,
-            cold: Arc::default(),
+            cold: driver.gates.of(raw),
             failure: OnceLock::new(),
             service: Some(service),
             origin,

@@ -23,6 +23,7 @@ use warpweft_core_types::{DriverError, OpenError};
 
 use crate::{
     backend::NAME,
+    cold::Gates,
     fork::{self, Origin},
     host_memory::Registrations,
 };
@@ -297,6 +298,8 @@ pub(crate) struct Driver {
     pub(crate) origin: Origin,
     /// Host memory of other owners that is pinned.
     pub(crate) registrations: Registrations,
+    /// What calls on each context go through.
+    pub(crate) gates: Gates,
     /// Keeps the functions mapped. Taken when the driver is dropped.
     library: Option<Library>,
 }
@@ -345,6 +348,7 @@ impl Driver {
             version,
             origin,
             registrations,
+            gates: Gates::default(),
             library: Some(library),
         });
         driver.initialise()?;

@@ -72,6 +72,8 @@ struct State {
     /// Operations of all that is in flight.
     ops_in_flight: usize,
     submitted: u64,
+    /// Submissions that were found to be over.
+    finished: u64,
     failure: Option<Arc<Failure>>,
     /// Signals of what will not run. They fail in their turn, once what is in the stream before them is over.
     doomed: Vec<Signals>,
@@ -222,7 +224,7 @@ impl QueueCore {
         number: u32,
         desc: &QueueDesc,
     ) -> Arc<Self> {
-        Arc::new(Self {
+        let queue = Arc::new(Self {
             context: Arc::clone(context),
             peers: Arc::clone(peers),
             reactor: Arc::clone(reactor),
@@ -232,7 +234,9 @@ impl QueueCore {
             capacity: desc.capacity,
             is_orphan: AtomicBool::new(false),
             state: Mutex::default(),
-        })
+        });
+        context.cold.add_queue(&queue);
+        queue
     }
 
     pub(crate) fn belongs_to(&self, context: &Arc<Context>) -> bool {
@@ -536,11 +540,18 @@ impl QueueCore {
             if state.in_flight.front().is_some_and(|first| Arc::ptr_eq(&first.event, &event)) {
                 drop(event);
                 let finished = state.in_flight.pop_front();
+                state.finished += 1;
                 state.ops_in_flight -= finished.as_ref().map_or(0, |first| first.ops);
                 done.extend(finished);
             }
         }
         Ok(())
+    }
+
+    /// How many submissions are over, if some are not.
+    pub(crate) fn progress(&self) -> Option<u64> {
+        let state = self.lock();
+        (!state.in_flight.is_empty()).then_some(state.finished)
     }
 
     /// Whether submissions wait here for the stream to get shorter or for others.

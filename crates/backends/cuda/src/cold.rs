@@ -12,7 +12,7 @@ use std::{
     ffi::{CStr, c_int, c_uint, c_void},
     fmt, hint, io,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, Weak,
         atomic::{AtomicU32, AtomicU64, Ordering},
     },
     thread::{self, Thread},
@@ -24,7 +24,7 @@ use warpweft_core_types::{Deadline, DriverError, HostMemory};
 
 use crate::{
     context::Context,
-    driver::{Handle, created},
+    driver::{Driver, Handle, created},
     queue::QueueCore,
     resident::ResidentCore,
 };
@@ -68,6 +68,8 @@ pub(crate) struct ColdGate {
     proven_at: AtomicU64,
     /// Until when slices stay short because of calls that were not announced, in nanoseconds since the epoch.
     wary_until: AtomicU64,
+    /// Held while work enters a stream, and alone while a deferred call is made.
+    streams: RwLock<()>,
     state: Mutex<State>,
 }
 
@@ -92,30 +94,17 @@ impl Default for ColdGate {
             epoch: Instant::now(),
             proven_at: AtomicU64::new(0),
             wary_until: AtomicU64::new(0),
+            streams: RwLock::new(()),
             state: Mutex::default(),
         }
     }
 }
 
-/// The gates of contexts, by their handles. A device that is opened again has the context that the one before may still
-/// use, and the driver knows one context alone.
-#[derive(Debug, Default)]
-pub(crate) struct Gates(Mutex<BTreeMap<usize, Weak<ColdGate>>>);
-
-impl Gates {
-    pub(crate) fn of(&self, context: Handle<CUctx_st>) -> Arc<ColdGate> {
-        // Only code of this crate runs under the lock, none of which panics.
-        let mut gates = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        gates.retain(|_, gate| gate.strong_count() > 0);
-        let key = context.raw().addr();
-        if let Some(gate) = gates.get(&key).and_then(Weak::upgrade) {
-            return gate;
-        }
-        let gate = Arc::<ColdGate>::default();
-        gates.insert(key, Arc::downgrade(&gate));
-        gate
-    }
-}
+/// The gates of contexts, by driver and handle.
+///
+/// The driver has one primary context of a device, whoever retains it: a device that is opened again shares it with what
+/// is left of the one before, and with other backends of the process.
+static GATES: Mutex<BTreeMap<(usize, usize), Weak<ColdGate>>> = Mutex::new(BTreeMap::new());
 
 /// A resident that does not return, so that the driver would wait for it, nobody knows how long.
 #[derive(Debug, Clone)]
@@ -134,6 +123,20 @@ pub(crate) enum Boundary {
 }
 
 impl ColdGate {
+    /// The gate of a context.
+    pub(crate) fn of(driver: &Driver, context: Handle<CUctx_st>) -> Arc<Self> {
+        let key = (driver.identity(), context.raw().addr());
+        // Nothing of others runs under the lock.
+        let mut gates = GATES.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(gate) = gates.get(&key).and_then(Weak::upgrade) {
+            return gate;
+        }
+        let gate = Arc::<Self>::default();
+        gates.retain(|_, gate| gate.strong_count() > 0);
+        gates.insert(key, Arc::downgrade(&gate));
+        gate
+    }
+
     /// Whether somebody waits for the residents.
     pub(crate) fn is_awaited(&self) -> bool {
         // SeqCst: pairs with `open`, so that a feeder that misses the count is told by `hurry`.
@@ -164,18 +167,30 @@ impl ColdGate {
         state.queues.push(Arc::downgrade(queue));
     }
 
-    /// Waits until every queue is empty or has finished something since: a call that waits for a kernel that does not
-    /// return would keep everybody else from the context meanwhile.
-    fn wait_for_queues(&self) {
-        let started = |queue: &Weak<QueueCore>| Some((Weak::clone(queue), queue.upgrade()?.progress()));
-        // Queues are looked at without the lock: a thread that holds a queue's may come here.
+    /// Keeps deferred calls from being made while the result lives: work is about to enter a stream.
+    pub(crate) fn enqueuing(&self) -> RwLockReadGuard<'_, ()> {
+        // Nothing of others runs under the lock.
+        self.streams.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes a call once every queue is empty or has finished something since, and lets nothing enter a stream
+    /// meanwhile: a call that waits for a kernel that does not return would keep everybody from the context.
+    fn beside_queues<R>(&self, call: impl FnOnce() -> R) -> R {
+        // Queues are looked at without the lock of the state: a thread that holds a queue's may want that.
         let known = self.state().queues.clone();
-        let queues: Vec<_> = known.iter().filter_map(started).collect();
-        for (queue, before) in queues {
+        let started = |queue: &Weak<QueueCore>| Some((Weak::clone(queue), queue.upgrade()?.progress()));
+        let mut busy: Vec<_> = known.iter().filter_map(started).collect();
+        loop {
+            let alone = self.streams.write().unwrap_or_else(PoisonError::into_inner);
             // Nobody waits for this thread, and a queue must not be kept by it for long.
-            while before.is_some() && queue.upgrade().is_some_and(|queue| queue.progress() == before) {
-                thread::sleep(GLANCE);
+            busy.retain(|(queue, before)| queue.upgrade().is_some_and(|queue| !queue.has_moved(*before)));
+            if busy.is_empty() {
+                let result = call();
+                drop(alone);
+                return result;
             }
+            drop(alone);
+            thread::sleep(GLANCE);
         }
     }
 
@@ -598,9 +613,9 @@ pub(crate) fn serve_until_made(
     let gate = Arc::clone(&context.cold);
     context.serve(move || {
         loop {
-            gate.wait_for_queues();
-            // Each round waits for the residents.
-            if !matches!(call(), Err(ColdError::Unparkable(_))) {
+            // A resident that does not return is waited for here, where nobody is kept from anything.
+            let can_be_made = gate.wait_for_boundaries().is_ok();
+            if can_be_made && !matches!(gate.beside_queues(&mut call), Err(ColdError::Unparkable(_))) {
                 return;
             }
         }

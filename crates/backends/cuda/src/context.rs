@@ -136,7 +136,7 @@ impl Context {
             device,
             ordinal,
             raw,
-            cold: driver.gates.of(raw),
+            cold: ColdGate::of(driver, raw),
             failure: OnceLock::new(),
             service: Some(service),
             origin,

@@ -331,6 +331,7 @@ impl QueueCore {
             Ok(spare) => spare,
             Err(error) => return Err((self.context.judge(error), signals)),
         };
+        let _entering = self.context.cold.enqueuing();
         let filled = self.fill_stream(waits, fill, &mut keep);
         if let Err(error) = self.mark(&event) {
             // Nothing will tell when the device is done with these, so they are never let go.
@@ -552,6 +553,14 @@ impl QueueCore {
     pub(crate) fn progress(&self) -> Option<u64> {
         let state = self.lock();
         (!state.in_flight.is_empty()).then_some(state.finished)
+    }
+
+    /// Whether the queue is empty, or has finished something since it was `before`. Not while another thread is busy
+    /// with it.
+    pub(crate) fn has_moved(&self, before: Option<u64>) -> bool {
+        self.try_lock().is_some_and(|state| {
+            state.in_flight.is_empty() || before.is_some_and(|before| state.finished > before)
+        })
     }
 
     /// Whether submissions wait here for the stream to get shorter or for others.

@@ -339,6 +339,11 @@ impl HostMemory {
     pub const fn is_empty(&self) -> bool {
         self.len == 0
     }
+
+    /// Whether one value owns both memories, as where one is a clone of the other.
+    pub fn has_owner_of(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.owner, &other.owner)
+    }
 }
 
 impl fmt::Debug for HostMemory {

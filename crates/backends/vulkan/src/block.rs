@@ -54,8 +54,15 @@ unsafe impl Send for Address {}
 #[expect(unsafe_code, reason = "the pointer stands for shared memory")]
 unsafe impl Sync for Address {}
 
-/// One allocation of the driver's and the buffer over it.
+/// Memory of a device, and the same memory as other devices see it.
 pub(crate) struct Block {
+    own: Arc<Allocation>,
+    /// What other devices have made of it, and where it starts there. No blocks, which could hold each other.
+    seen_by: Mutex<Vec<(Arc<Allocation>, u64)>>,
+}
+
+/// One allocation of the driver's and the buffer over it.
+struct Allocation {
     gpu: Arc<Gpu>,
     memory: vk::DeviceMemory,
     buffer: vk::Buffer,
@@ -63,13 +70,15 @@ pub(crate) struct Block {
     mapped: Option<Address>,
     exportable: bool,
     kind: MemoryKind,
-    /// The same memory as other devices see it, and where it starts in their blocks.
-    seen_by: Mutex<Vec<(Arc<Block>, u64)>>,
     /// The host memory that was imported, which this keeps alive.
     imported: Option<HostMemory>,
 }
 
 impl Block {
+    fn of(own: Arc<Allocation>) -> Arc<Self> {
+        Arc::new(Self { own, seen_by: Mutex::default() })
+    }
+
     /// New memory. Where the device imports host memory, what the host sees is ordinary pages, which others can import
     /// too.
     pub(crate) fn fresh(
@@ -101,6 +110,139 @@ impl Block {
         kind: MemoryKind,
         memory: HostMemory,
     ) -> Result<(Arc<Self>, u64), ImportError> {
+        let (own, start) = Allocation::import(gpu, kind, memory)?;
+        Ok((Self::of(own), start))
+    }
+
+    pub(crate) fn create(
+        gpu: &Arc<Gpu>,
+        size: u64,
+        kind: MemoryKind,
+        source: Source,
+    ) -> Result<Arc<Self>, DriverError> {
+        Ok(Self::of(Allocation::create(gpu, size, kind, source)?))
+    }
+
+    pub(crate) fn buffer(&self) -> vk::Buffer {
+        self.own.buffer
+    }
+
+    /// What to add to a place in the block before its alignment is looked at: for mapped memory the address counts.
+    pub(crate) fn base(&self) -> u64 {
+        let address = self.own.mapped.map_or(0, |address| address.0.addr().get() as u64 % PAGE);
+        let bindable = address.is_multiple_of(self.own.gpu.capabilities().binding_alignment);
+        if bindable { address } else { 0 }
+    }
+
+    /// Fills with zeros: at once where the host reaches the memory, else by the device; then the ticket tells when.
+    #[expect(unsafe_code, reason = "writes to mapped memory")]
+    pub(crate) fn zero(
+        self: &Arc<Self>,
+        service: &Service,
+        start: u64,
+        size: u64,
+    ) -> Result<Option<Ticket>, DriverError> {
+        let end = start.checked_add(size).and_then(|end| end.checked_next_multiple_of(4));
+        if end.is_none_or(|end| end > self.own.size) || !start.is_multiple_of(4) || size == 0 {
+            return Err(failed("vkCmdFillBuffer")(vk::Result::ERROR_UNKNOWN));
+        }
+        let (Some(Address(base)), Ok(offset), Ok(len)) =
+            (self.own.mapped, usize::try_from(start), usize::try_from(size))
+        else {
+            let keep: Arc<dyn Any + Send + Sync> = Arc::clone(self) as _;
+            let record = |recording: &mut Recording| {
+                // SAFETY: words of this block, as was seen above.
+                unsafe { recording.fill_words(self.own.buffer, start, size.next_multiple_of(4), 0) };
+                Ok(())
+            };
+            // SAFETY: the commands touch this block, which is kept.
+            return unsafe { service.submit(Some(keep), record) }.map(Some);
+        };
+        let at = base.as_ptr().wrapping_add(offset);
+        // SAFETY: the range lies within this block, as was seen above, all of which is mapped for as long as it
+        // lives; no Rust reference to device memory is ever made.
+        unsafe { std::ptr::write_bytes(at, 0, len) };
+        Ok(None)
+    }
+
+    /// A descriptor of the memory, for other devices and processes.
+    #[cfg(unix)]
+    #[expect(unsafe_code, reason = "calls the driver")]
+    pub(crate) fn export(&self) -> Result<OwnedFd, DriverError> {
+        let api = "vkGetMemoryFdKHR";
+        let functions = self.own.gpu.by_descriptor.as_ref().filter(|_| self.own.exportable);
+        let functions = functions.ok_or_else(|| failed(api)(vk::Result::ERROR_INVALID_EXTERNAL_HANDLE))?;
+        let info = vk::MemoryGetFdInfoKHR::default()
+            .memory(self.own.memory)
+            .handle_type(vk::ExternalMemoryHandleTypeFlags::OPAQUE_FD);
+        // SAFETY: the memory is live and was allocated to be exported as this.
+        let descriptor = unsafe { functions.get_memory_fd(&info) }.map_err(failed(api))?;
+        // SAFETY: the driver made it for us, and nobody else closes it.
+        Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
+    }
+
+    /// The buffer by which a device uses this memory, and where the memory starts in it: its own, or one of the same
+    /// silicon.
+    pub(crate) fn seen_by(&self, gpu: &Arc<Gpu>) -> Result<(vk::Buffer, u64), DriverError> {
+        if Arc::ptr_eq(&self.own.gpu, gpu) {
+            return Ok((self.own.buffer, 0));
+        }
+        // Nothing but the driver runs under the lock.
+        let mut seen = self.seen_by.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((known, start)) = seen.iter().find(|(known, _)| Arc::ptr_eq(&known.gpu, gpu)) {
+            return Ok((known.buffer, *start));
+        }
+        let (import, start) = self.pass_on(gpu)?;
+        let buffer = import.buffer;
+        seen.push((import, start));
+        Ok((buffer, start))
+    }
+
+    /// The same memory for another device of the silicon.
+    fn pass_on(&self, gpu: &Arc<Gpu>) -> Result<(Arc<Allocation>, u64), DriverError> {
+        let (size, kind) = (self.own.size, self.own.kind);
+        let Some(memory) = &self.own.imported else {
+            return Ok((Allocation::create(gpu, size, kind, self.descriptor()?)?, 0));
+        };
+        let anew = || Allocation::create(gpu, size, kind, Source::Host(memory.clone()));
+        match Allocation::import(gpu, kind, memory.clone()) {
+            // It holds whoever owns the memory, and that may be the buffer that this block is of. Whether it takes the
+            // memory twice is for the driver to say, here and below.
+            Ok((known, start)) if !known.is_owned_as(memory) => {
+                Ok(anew().map_or((known, start), |own| (own, 0)))
+            }
+            Ok(import) => Ok(import),
+            Err(ImportError::Driver(error)) => Err(error),
+            Err(ImportError::Overlaps) => Ok((anew()?, 0)),
+        }
+    }
+
+    #[cfg(unix)]
+    fn descriptor(&self) -> Result<Source, DriverError> {
+        Ok(Source::Descriptor(Some(self.export()?)))
+    }
+
+    #[cfg(not(unix))]
+    fn descriptor(&self) -> Result<Source, DriverError> {
+        Err(failed("vkGetMemoryFdKHR")(vk::Result::ERROR_EXTENSION_NOT_PRESENT))
+    }
+
+    /// Whether other devices of the same silicon can be given it.
+    pub(crate) fn can_be_passed_on(&self) -> bool {
+        self.own.exportable || self.own.imported.is_some()
+    }
+
+    pub(crate) fn gpu(&self) -> &Arc<Gpu> {
+        &self.own.gpu
+    }
+
+    pub(crate) fn mapped(&self) -> Option<Address> {
+        self.own.mapped
+    }
+}
+
+impl Allocation {
+    fn import(gpu: &Arc<Gpu>, kind: MemoryKind, memory: HostMemory) -> Result<(Arc<Self>, u64), ImportError> {
         // Let go of behind the lock, since they may be the last.
         let blocks: Vec<Arc<Self>>;
         // Held until the new block is in the list. Nothing but the driver runs under it.
@@ -124,7 +266,7 @@ impl Block {
         Ok((block, 0))
     }
 
-    pub(crate) fn create(
+    fn create(
         gpu: &Arc<Gpu>,
         size: u64,
         kind: MemoryKind,
@@ -142,7 +284,6 @@ impl Block {
             mapped: None,
             exportable: matches!(source, Source::Fresh { exportable: true }),
             kind,
-            seen_by: Mutex::default(),
             imported: None,
         };
         block.bind()?;
@@ -164,6 +305,11 @@ impl Block {
         Ok(Arc::new(block))
     }
 
+    /// Whether it was imported with this owner.
+    fn is_owned_as(&self, memory: &HostMemory) -> bool {
+        self.imported.as_ref().is_some_and(|own| own.has_owner_of(memory))
+    }
+
     #[expect(unsafe_code, reason = "calls the driver")]
     fn bind(&self) -> Result<(), DriverError> {
         // SAFETY: both are this block's, of one device, and bound to nothing yet; the memory is of a type and a size
@@ -181,127 +327,14 @@ impl Block {
         self.mapped = NonNull::new(pointer.cast()).map(Address);
         Ok(())
     }
-
-    pub(crate) const fn buffer(&self) -> vk::Buffer {
-        self.buffer
-    }
-
-    /// What to add to a place in the block before its alignment is looked at: for mapped memory the address counts.
-    pub(crate) fn base(&self) -> u64 {
-        let address = self.mapped.map_or(0, |address| address.0.addr().get() as u64 % PAGE);
-        let bindable = address.is_multiple_of(self.gpu.capabilities().binding_alignment);
-        if bindable { address } else { 0 }
-    }
-
-    /// Fills with zeros: at once where the host reaches the memory, else by the device; then the ticket tells when.
-    #[expect(unsafe_code, reason = "writes to mapped memory")]
-    pub(crate) fn zero(
-        self: &Arc<Self>,
-        service: &Service,
-        start: u64,
-        size: u64,
-    ) -> Result<Option<Ticket>, DriverError> {
-        let end = start.checked_add(size).and_then(|end| end.checked_next_multiple_of(4));
-        if end.is_none_or(|end| end > self.size) || !start.is_multiple_of(4) || size == 0 {
-            return Err(failed("vkCmdFillBuffer")(vk::Result::ERROR_UNKNOWN));
-        }
-        let (Some(Address(base)), Ok(offset), Ok(len)) =
-            (self.mapped, usize::try_from(start), usize::try_from(size))
-        else {
-            let keep: Arc<dyn Any + Send + Sync> = Arc::clone(self) as _;
-            let record = |recording: &mut Recording| {
-                // SAFETY: words of this block, as was seen above.
-                unsafe { recording.fill_words(self.buffer, start, size.next_multiple_of(4), 0) };
-                Ok(())
-            };
-            // SAFETY: the commands touch this block, which is kept.
-            return unsafe { service.submit(Some(keep), record) }.map(Some);
-        };
-        let at = base.as_ptr().wrapping_add(offset);
-        // SAFETY: the range lies within this block, as was seen above, all of which is mapped for as long as it
-        // lives; no Rust reference to device memory is ever made.
-        unsafe { std::ptr::write_bytes(at, 0, len) };
-        Ok(None)
-    }
-
-    /// A descriptor of the memory, for other devices and processes.
-    #[cfg(unix)]
-    #[expect(unsafe_code, reason = "calls the driver")]
-    pub(crate) fn export(&self) -> Result<OwnedFd, DriverError> {
-        let api = "vkGetMemoryFdKHR";
-        let functions = self.gpu.by_descriptor.as_ref().filter(|_| self.exportable);
-        let functions = functions.ok_or_else(|| failed(api)(vk::Result::ERROR_INVALID_EXTERNAL_HANDLE))?;
-        let info = vk::MemoryGetFdInfoKHR::default()
-            .memory(self.memory)
-            .handle_type(vk::ExternalMemoryHandleTypeFlags::OPAQUE_FD);
-        // SAFETY: the memory is live and was allocated to be exported as this.
-        let descriptor = unsafe { functions.get_memory_fd(&info) }.map_err(failed(api))?;
-        // SAFETY: the driver made it for us, and nobody else closes it.
-        Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
-    }
-
-    /// The buffer by which a device uses this memory, and where the memory starts in it: its own, or one of the same
-    /// silicon.
-    pub(crate) fn seen_by(&self, gpu: &Arc<Gpu>) -> Result<(vk::Buffer, u64), DriverError> {
-        if Arc::ptr_eq(&self.gpu, gpu) {
-            return Ok((self.buffer, 0));
-        }
-        // Nothing but the driver runs under the lock.
-        let mut seen = self.seen_by.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((known, start)) = seen.iter().find(|(known, _)| Arc::ptr_eq(&known.gpu, gpu)) {
-            return Ok((known.buffer, *start));
-        }
-        let (import, start) = self.pass_on(gpu)?;
-        let buffer = import.buffer;
-        seen.push((import, start));
-        Ok((buffer, start))
-    }
-
-    /// The same memory for another device of the silicon.
-    fn pass_on(&self, gpu: &Arc<Gpu>) -> Result<(Arc<Self>, u64), DriverError> {
-        let Some(memory) = &self.imported else {
-            return Ok((Self::create(gpu, self.size, self.kind, self.descriptor()?)?, 0));
-        };
-        match Self::import(gpu, self.kind, memory.clone()) {
-            Ok(import) => Ok(import),
-            Err(ImportError::Driver(error)) => Err(error),
-            // Whether it takes a part of it twice is for the driver to say.
-            Err(ImportError::Overlaps) => {
-                Ok((Self::create(gpu, self.size, self.kind, Source::Host(memory.clone()))?, 0))
-            }
-        }
-    }
-
-    #[cfg(unix)]
-    fn descriptor(&self) -> Result<Source, DriverError> {
-        Ok(Source::Descriptor(Some(self.export()?)))
-    }
-
-    #[cfg(not(unix))]
-    fn descriptor(&self) -> Result<Source, DriverError> {
-        Err(failed("vkGetMemoryFdKHR")(vk::Result::ERROR_EXTENSION_NOT_PRESENT))
-    }
-
-    /// Whether other devices of the same silicon can be given it.
-    pub(crate) const fn can_be_passed_on(&self) -> bool {
-        self.exportable || self.imported.is_some()
-    }
-
-    pub(crate) const fn gpu(&self) -> &Arc<Gpu> {
-        &self.gpu
-    }
-
-    pub(crate) const fn mapped(&self) -> Option<Address> {
-        self.mapped
-    }
 }
 
 /// Blocks of a device that are host memory.
 #[derive(Debug, Default)]
-pub(crate) struct Imports(Mutex<Vec<Weak<Block>>>);
+pub(crate) struct Imports(Mutex<Vec<Weak<Allocation>>>);
 
 impl Imports {
-    fn list(&self) -> MutexGuard<'_, Vec<Weak<Block>>> {
+    fn list(&self) -> MutexGuard<'_, Vec<Weak<Allocation>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -321,14 +354,14 @@ fn range_of(memory: &HostMemory) -> Range<usize> {
 
 impl fmt::Debug for Block {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Block({} on {})", Bytes(self.size), self.gpu.id)
+        write!(f, "Block({} on {})", Bytes(self.own.size), self.own.gpu.id)
     }
 }
 
-impl Drop for Block {
+impl Drop for Allocation {
     #[expect(unsafe_code, reason = "calls the driver")]
     fn drop(&mut self) {
-        // SAFETY: created by `Block::create`, destroyed once. Submissions hold the buffers that are parts of the
+        // SAFETY: created by `Allocation::create`, destroyed once. Submissions hold the buffers that are parts of the
         // block until they are over.
         unsafe { self.gpu.raw.destroy_buffer(self.buffer, None) };
         // SAFETY: as above; mapped memory is unmapped by this.

@@ -173,7 +173,6 @@ impl Arena {
     /// Memory of another process, or of this one.
     #[cfg(unix)]
     pub(crate) fn import_shared(&self, size: u64, descriptor: OwnedFd) -> Result<VulkanBuffer, AllocError> {
-        let refuse = |reason: String| AllocError::CannotImport { device: self.gpu.id, reason };
         if let Some(failure) = self.gpu.failure() {
             return Err(AllocError::Failed(failure));
         }
@@ -181,7 +180,7 @@ impl Arena {
             return Err(AllocError::ZeroSize { device: self.gpu.id });
         }
         if size > self.gpu.capabilities().allocation_bytes {
-            return Err(refuse(format!("no allocation is as large as {}", Bytes(size))));
+            return Err(self.too_large(size));
         }
         let source = Source::Descriptor(Some(descriptor));
         let block = Block::create(&self.gpu, padded(size), MemoryKind::Device, source);
@@ -192,6 +191,9 @@ impl Arena {
     /// Memory of the host's, which was found to be aligned.
     pub(crate) fn import_host(&self, memory: HostMemory) -> Result<VulkanBuffer, AllocError> {
         let desc = BufferDesc::host_visible(memory.len() as u64);
+        if desc.size > self.gpu.capabilities().allocation_bytes {
+            return Err(self.too_large(desc.size));
+        }
         let imported = Block::import(&self.gpu, desc.kind, memory.clone());
         let (block, start) = imported.map_err(|error| match error {
             ImportError::Driver(error) => self.not_imported(desc.size, desc.kind, error),
@@ -202,6 +204,11 @@ impl Arena {
             },
         })?;
         Ok(self.buffer(Place::Imported { block, start, _memory: memory }, &desc, None, None))
+    }
+
+    fn too_large(&self, size: u64) -> AllocError {
+        let reason = format!("no allocation is as large as {}", Bytes(size));
+        AllocError::CannotImport { device: self.gpu.id, reason }
     }
 
     fn not_imported(&self, size: u64, kind: MemoryKind, error: DriverError) -> AllocError {

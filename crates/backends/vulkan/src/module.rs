@@ -1,9 +1,9 @@
 //! Modules and kernels of Vulkan devices.
 
-use std::{any::Any, sync::Arc, time::Duration};
+use std::{any::Any, io, sync::Arc, time::Duration};
 
 use warpweft_core_types::{
-    CodeFormat, DeviceId, DriverError, Kernel, KernelCode, KernelContract, KernelResources, Limits,
+    CodeFormat, DeviceId, DriverError, Failure, Kernel, KernelCode, KernelContract, KernelResources, Limits,
     LoadError, Module, Param,
 };
 
@@ -16,7 +16,7 @@ use crate::{
     pipeline::Pipeline,
     record::Recording,
     service::Service,
-    shader::{Entry, Shader},
+    shader::{self, Entry},
 };
 
 /// Forms of code that a device runs, liked best first.
@@ -56,13 +56,12 @@ impl VulkanModule {
         let rejected = |log: String| LoadError::Rejected { log };
         let form = code.foreign().iter().find(|form| form.format() == format);
         let form = form.ok_or(LoadError::UnsupportedFormat { device: gpu.id, format })?;
-        let shader = Shader::read(form, code.contracts(), capabilities).map_err(rejected)?;
+        let compiled = shader::compile(form, code.contracts(), capabilities);
+        let entries = compiled.map_err(|error| no_thread(gpu, &error))?.map_err(rejected)?;
         let mut kernels = Vec::new();
-        for contract in code.contracts() {
-            let entry = shader.entry(contract, capabilities).map_err(rejected)?;
-            check_scalars(contract, &entry, capabilities.scalar_bytes)?;
-            let kernel = VulkanKernel::create(loader, contract, &entry);
-            kernels.push(kernel?);
+        for (contract, entry) in code.contracts().iter().zip(&entries) {
+            check_scalars(contract, entry, capabilities.scalar_bytes)?;
+            kernels.push(VulkanKernel::create(loader, contract, entry)?);
         }
         Ok(Self { device: gpu.id, format, kernels })
     }
@@ -81,6 +80,13 @@ fn check_scalars(contract: &KernelContract, entry: &Entry, limit: u32) -> Result
 fn held_up(gpu: &Gpu, resident: Unparkable) -> LoadError {
     let Unparkable { kernel, workgroup } = resident;
     LoadError::Unparkable { device: gpu.id, kernel, workgroup }
+}
+
+/// The system gives no thread to read code on.
+fn no_thread(gpu: &Gpu, error: &io::Error) -> LoadError {
+    let code = error.raw_os_error().unwrap_or_default().into();
+    let source = DriverError { api: "thread::spawn", code, name: error.to_string() };
+    LoadError::Failed(Arc::new(Failure::OutOfMemory { device: gpu.id, source }))
 }
 
 fn refused(gpu: &Gpu, error: DriverError) -> LoadError {

@@ -2,10 +2,14 @@
 //!
 //! WGSL and SPIR-V take one way, so nothing reaches a driver that the checker has not understood.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::{
+    io,
+    panic::{AssertUnwindSafe, catch_unwind},
+    thread,
+};
 
 use naga::{
-    AddressSpace, GlobalVariable, ShaderStage, TypeInner,
+    AddressSpace, Block, GlobalVariable, ShaderStage, Statement, TypeInner,
     back::spv,
     proc::{BoundsCheckPolicies, BoundsCheckPolicy},
     valid::{GlobalUse, ModuleInfo, ShaderStages, SubgroupOperationSet, ValidationFlags, Validator},
@@ -17,8 +21,24 @@ use crate::{capability::Capabilities, flatten::flatten};
 /// What resident kernels in WGSL find beside their own code. Behind it, so that line numbers stay.
 const SLICE: &str = include_str!("slice.wgsl");
 
+/// What a defect of the reader's is called.
+const UNREADABLE: &str = "the reader of shaders failed on this code";
+
 /// Where the words of a slice are bound.
 const SLICE_BINDING: naga::ResourceBinding = naga::ResourceBinding { group: 1, binding: 0 };
+
+/// Bytes of text and of SPIR-V that are read, the most.
+const LONGEST: (usize, usize) = (512 << 10, 2 << 20);
+
+/// Stack for each byte of text and of SPIR-V, and beside that. naga calls itself once for each operator of an
+/// expression and each `else if`: where it is not optimized, with 6 KiB for a byte of text. No instruction of SPIR-V that
+/// makes a level has fewer than 8 bytes.
+const STACK: (usize, usize) = (16 << 10, 4 << 10);
+const LEAST_STACK: usize = 4 << 20;
+
+/// What SPIR-V promises of nested structures and of nested control flow (its universal limits); drivers call
+/// themselves for each level.
+const NESTED: (u32, u32) = (255, 1023);
 
 /// A module that was read and checked.
 #[derive(Debug)]
@@ -47,6 +67,33 @@ pub(crate) struct ScalarPlace {
     pub(crate) size: u32,
 }
 
+/// Reads and checks code, and writes the kernels of the contracts anew, in order. An error of the system's is that it
+/// has no thread for this: code that nests deeply needs a stack that its length is known to suffice for, or it would end
+/// the process.
+pub(crate) fn compile(
+    code: &ForeignCode,
+    contracts: &[KernelContract],
+    device: &Capabilities,
+) -> io::Result<Result<Vec<Entry>, String>> {
+    let (len, longest, each) = match code {
+        ForeignCode::Source { text, .. } => (text.len(), LONGEST.0, STACK.0),
+        ForeignCode::Binary { bytes, .. } => (bytes.len(), LONGEST.1, STACK.1),
+        other => return Ok(Err(format!("{} cannot be read here", other.format()))),
+    };
+    if len > longest {
+        return Ok(Err(format!("has {len} bytes, {longest} is the most that is read")));
+    }
+    let work = || {
+        let shader = Shader::read(code, contracts, device)?;
+        contracts.iter().map(|contract| shader.entry(contract, device)).collect()
+    };
+    thread::scope(|scope| {
+        let reader = thread::Builder::new().name("vulkan/reader".to_owned());
+        let reader = reader.stack_size(LEAST_STACK + each * len).spawn_scoped(scope, work)?;
+        Ok(reader.join().unwrap_or_else(|_| Err(UNREADABLE.to_owned())))
+    })
+}
+
 impl Shader {
     /// Reads and checks code. The error is for whoever wrote it, with line and column where it is text.
     pub(crate) fn read(
@@ -60,7 +107,7 @@ impl Shader {
             ForeignCode::Binary { format: CodeFormat::SpirV, bytes } => read_spirv(bytes, device),
             other => Err(format!("{} cannot be read here", other.format())),
         }));
-        read.unwrap_or_else(|_| Err("the reader of shaders failed on this code".to_owned()))
+        read.unwrap_or_else(|_| Err(UNREADABLE.to_owned()))
     }
 
     /// The kernel that a contract describes, if the module has it and it is as the contract says.
@@ -251,6 +298,8 @@ fn read_wgsl(text: &str, contracts: &[KernelContract], device: &Capabilities) ->
     let with_slice = contracts.iter().any(|contract| contract.resident);
     let whole = if with_slice { format!("{text}\n{SLICE}") } else { text.to_owned() };
     let module = naga::front::wgsl::parse_str(&whole).map_err(|error| error.emit_to_string(&whole))?;
+    // In front of the validator, which takes long over deep code.
+    check_nesting(&module)?;
     let info = check(&module, device).map_err(|error| error.emit_to_string(&whole))?;
     Ok(Shader { module, info })
 }
@@ -259,8 +308,52 @@ fn read_spirv(bytes: &[u8], device: &Capabilities) -> Result<Shader, String> {
     let options = naga::front::spv::Options { adjust_coordinate_space: false, ..Default::default() };
     let module =
         naga::front::spv::parse_u8_slice(bytes, &options).map_err(|error| format!("SPIR-V: {error}"))?;
+    check_nesting(&module).map_err(|what| format!("SPIR-V: {what}"))?;
     let info = check(&module, device).map_err(|error| format!("SPIR-V: {}", reasons(error.as_inner())))?;
     Ok(Shader { module, info })
+}
+
+/// Refuses what is nested deeper than drivers need to stand.
+fn check_nesting(module: &naga::Module) -> Result<(), String> {
+    // A type is behind those it is made of.
+    let mut depths: Vec<u32> = Vec::with_capacity(module.types.len());
+    for (handle, kind) in module.types.iter() {
+        let depth_of =
+            |part: &naga::Handle<naga::Type>| depths.get(part.index()).map_or(0, |depth| depth + 1);
+        let depth = match &kind.inner {
+            TypeInner::Array { base, .. } | TypeInner::Pointer { base, .. } => depth_of(base),
+            TypeInner::Struct { members, .. } => {
+                members.iter().map(|member| depth_of(&member.ty)).max().unwrap_or(0)
+            }
+            _ => 0,
+        };
+        if depth > NESTED.0 {
+            let name = kind.name.clone().unwrap_or_else(|| format!("{handle:?}"));
+            return Err(format!("type {name} is nested more than {} deep", NESTED.0));
+        }
+        depths.push(depth);
+    }
+    let named = module.functions.iter().map(|(_, function)| function);
+    let all = named.chain(module.entry_points.iter().map(|entry| &entry.function));
+    for function in all {
+        if is_deeper(&function.body, NESTED.1) {
+            let name = function.name.as_deref().unwrap_or("the entry point");
+            return Err(format!("the control flow of {name} is nested more than {} deep", NESTED.1));
+        }
+    }
+    Ok(())
+}
+
+/// Whether blocks are nested more than `levels` deep.
+fn is_deeper(block: &Block, levels: u32) -> bool {
+    let inner = |block: &Block| levels == 0 || is_deeper(block, levels - 1);
+    block.iter().any(|statement| match statement {
+        Statement::Block(block) => inner(block),
+        Statement::If { accept, reject, .. } => inner(accept) || inner(reject),
+        Statement::Switch { cases, .. } => cases.iter().any(|case| inner(&case.body)),
+        Statement::Loop { body, continuing, .. } => inner(body) || inner(continuing),
+        _ => false,
+    })
 }
 
 /// An error and what caused it, in one line.

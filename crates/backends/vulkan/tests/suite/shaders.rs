@@ -18,6 +18,8 @@ pub(crate) const TESTS: &[Test] = &[
     Test { name: "shaders::scalars_that_do_not_fit_are_counted", body: scalars_that_do_not_fit_are_counted },
     Test { name: "shaders::spirv_runs", body: spirv_runs },
     Test { name: "shaders::spirv_that_is_cut_or_altered_is_an_error", body: spirv_that_is_cut_or_altered },
+    Test { name: "shaders::code_that_nests_deeply_is_read", body: code_that_nests_deeply_is_read },
+    Test { name: "shaders::code_that_nests_too_deeply_is_refused", body: code_that_nests_too_deeply },
     Test { name: "shaders::the_functions_of_residents_keep_line_numbers", body: residents_keep_line_numbers },
 ];
 
@@ -221,6 +223,43 @@ fn spirv_that_is_cut_or_altered() -> Verdict {
     }
     for _ in 0..100 {
         check((0..random.usize(..400)).map(|_| random.u8(..)).collect())?;
+    }
+    Ok(())
+}
+
+/// Each operator is a call of the reader's, for which the stack of this thread would not do.
+fn code_that_nests_deeply_is_read() -> Verdict {
+    let (_backend, device) = open(&VulkanConfig::default())?;
+    let deep = 20_000;
+    let wide: Vec<String> = (1..deep).map(|at| format!("const C{at} = C{};", at - 1)).rev().collect();
+    let text = format!(
+        "@group(0) @binding(0) var<storage, read_write> to: array<u32>;
+        {} const C0 = 5u;
+        @compute @workgroup_size(1) fn main() {{ to[0] = C{}; to[1] = {}to[2]; }}",
+        wide.concat(),
+        deep - 1,
+        "~".repeat(deep),
+    );
+    let kernel = kernel(&device, &KernelContract::new("main", [Param::read_write(12).aligned(4)]), &text)?;
+    let view = memory(&device, BufferDesc::host_visible(12))?;
+    launch(&device, &kernel, &[Arg::Buffer(&view)])?;
+    assert_eq!(words(&view)?, [5, 0, 0]);
+    Ok(())
+}
+
+fn code_that_nests_too_deeply() -> Verdict {
+    let (_backend, device) = open(&VulkanConfig::default())?;
+    let main = "@compute @workgroup_size(1) fn main()";
+    let structs: String = (1..300).map(|at| format!("struct S{at} {{ m: S{} }}", at - 1)).collect();
+    let branches = "else if x == 1u {}".repeat(1100);
+    let long = " ".repeat(600 << 10);
+    for (text, word) in [
+        (format!("struct S0 {{ m: u32 }} {structs} {main} {{}}"), "255 deep"),
+        (format!("{main} {{ var x = 0u; if x == 1u {{}} {branches} }}"), "1023 deep"),
+        (format!("{main} {{}} {long}"), "the most that is read"),
+    ] {
+        let log = rejected(kernel(&device, &KernelContract::new("main", []), &text))?;
+        assert!(log.contains(word), "{log}");
     }
     Ok(())
 }

@@ -442,7 +442,7 @@ impl Call<'_> {
             return Err(Error::PerThreadStream);
         }
         self.device("the stream", stream.device)?;
-        group::note(self.comm.shared());
+        group::note(self.comm.shared())?;
         self.comm.shared().call(self.name, |comm| call(comm, stream.raw))
     }
 

@@ -13,9 +13,9 @@ use ::cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut, SyncOnDrop};
 use crate::{
     dtype::Element,
     error::Error,
+    group,
     memory::{Dst, Src},
     stream::Stream,
-    window::outside_groups,
 };
 
 /// A slice that a call reads, until it is dropped.
@@ -41,7 +41,7 @@ impl<'a> Reading<'a> {
     /// then. Make it before.
     #[expect(unsafe_code, reason = "vouches for memory")]
     pub fn new<T: Element>(slice: &'a impl DevicePtr<T>, stream: &'a CudaStream) -> Result<Self, Error> {
-        outside_groups("Reading::new")?;
+        group::outside("Reading::new")?;
         let (address, in_use) = slice.device_ptr(stream);
         // SAFETY: the slice holds `len` elements. It is in use on the stream until `in_use` is dropped, after the call:
         // whoever writes or frees it waits for that.
@@ -61,7 +61,7 @@ impl<'a> Writing<'a> {
         slice: &'a mut impl DevicePtrMut<T>,
         stream: &'a CudaStream,
     ) -> Result<Self, Error> {
-        outside_groups("Writing::new")?;
+        group::outside("Writing::new")?;
         let count = slice.len();
         let (address, in_use) = slice.device_ptr_mut(stream);
         // SAFETY: as in `Reading::new`; nobody else uses the slice meanwhile, which is borrowed.

@@ -24,7 +24,7 @@
 //!
 //! - **Nothing waits for good.** Communicators do not block unless they are told to; calls that take as long as other
 //!   ranks do end with [`Error::TimedOut`], and any thread can abort a communicator through an [`AbortHandle`]. Dropping
-//!   one takes two seconds at most.
+//!   one takes about a second at most.
 //! - **What the library does not notice is checked here:** lengths, types, devices and overlaps, before anything is
 //!   called. Such an error has no effect, on this rank or others.
 //! - **Newer functions are looked up one by one.** A library from 2.18 on works; what it lacks is [`Error::TooOld`]
@@ -44,6 +44,7 @@
 //! - `half`: `f16` and `bf16` as elements.
 #![cfg_attr(all(doctest, feature = "cudarc"), doc = include_str!("../README.md"))]
 
+mod begun;
 mod bounded;
 mod collectives;
 mod communicator;

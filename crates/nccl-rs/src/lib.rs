@@ -30,7 +30,7 @@
 //! - **Newer functions are looked up one by one.** A library from 2.18 on works; what it lacks is [`Error::TooOld`]
 //!   with both versions, or is done by older means where there are any ([`Communicator::all_to_all`]).
 //! - **Safety of memory** is the promise of whoever makes a [`Src`] or a [`Dst`] from an address: it stays until the work
-//!   in the stream is over. Slices of `cudarc` keep it by themselves.
+//!   in the stream is over. Slices of `cudarc` keep it by themselves, and are lent to a closure for that.
 //!
 //! # What it does not do
 //!
@@ -40,7 +40,7 @@
 //!
 //! # Features
 //!
-//! - `cudarc`: [`cudarc::Reading`] and [`cudarc::Writing`].
+//! - `cudarc`: calls with slices of that crate (`nccl_rs::cudarc`).
 //! - `half`: `f16` and `bf16` as elements.
 #![cfg_attr(all(doctest, feature = "cudarc"), doc = include_str!("../README.md"))]
 

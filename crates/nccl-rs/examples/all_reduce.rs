@@ -5,10 +5,7 @@
 use std::{thread, time::Duration};
 
 use cudarc::driver::CudaContext;
-use nccl_rs::{
-    Communicator, CommunicatorDesc, Nccl, ReduceOp, Stream, UniqueId,
-    cudarc::{Reading, Writing},
-};
+use nccl_rs::{Communicator, CommunicatorDesc, Nccl, ReduceOp, UniqueId, cudarc::moving};
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
@@ -35,10 +32,10 @@ fn sum(nccl: &Nccl, id: UniqueId, rank: u32, size: u32) -> Result<(), Failure> {
     let input = stream.clone_htod(&vec![(rank + 1) as f32; 1 << 20])?;
     let mut output = stream.alloc_zeros::<f32>(1 << 20)?;
     let comm = Communicator::init(nccl, &CommunicatorDesc::new(id, rank, size).device(rank))?;
-    let (src, mut dst) = (Reading::new(&input, &stream)?, Writing::new(&mut output, &stream)?);
-    comm.all_reduce(&src, &mut dst, ReduceOp::Sum, &Stream::from(&*stream))?;
-    // From here on, whoever uses the slices waits for the call.
-    drop((src, dst));
+    // Afterwards, whoever uses the slices waits for the call.
+    moving(&input, &mut output, &stream, |src, dst, stream| {
+        comm.all_reduce(src, dst, ReduceOp::Sum, stream)
+    })?;
     println!("rank {rank}: the first of the sums is {}", stream.clone_dtoh(&output)?[0]);
     comm.finalize(Duration::from_secs(10))?;
     Ok(())

@@ -76,11 +76,42 @@ pub(crate) fn lock<'a, T>(
     within: Duration,
     mutex: &'a Mutex<T>,
 ) -> Result<MutexGuard<'a, T>, Error> {
-    poll(what, within, || match mutex.try_lock() {
+    // Nearly always there, and asking for the time costs more.
+    attempt(mutex).map_or_else(|| poll(what, within, || attempt(mutex)), Ok)
+}
+
+/// Takes a lock if nobody has it.
+pub(crate) fn attempt<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
+    match mutex.try_lock() {
         Ok(guard) => Some(guard),
         Err(TryLockError::Poisoned(poisoned)) => Some(PoisonError::into_inner(poisoned)),
         Err(TryLockError::WouldBlock) => None,
-    })
+    }
+}
+
+/// What is left of a time for several waits.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Deadline {
+    start: Instant,
+    within: Duration,
+}
+
+impl Deadline {
+    pub(crate) fn after(within: Duration) -> Self {
+        Self { start: Instant::now(), within }
+    }
+
+    pub(crate) fn left(&self) -> Duration {
+        self.within.saturating_sub(self.start.elapsed())
+    }
+
+    /// Tells the whole time of a wait that had only the rest.
+    pub(crate) fn whole(&self, error: Error) -> Error {
+        match error {
+            Error::TimedOut { what, .. } => Error::TimedOut { what, after: self.within },
+            other => other,
+        }
+    }
 }
 
 #[cfg(test)]

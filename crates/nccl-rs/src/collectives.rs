@@ -62,7 +62,7 @@ impl Communicator {
     ) -> Result<(), Error> {
         let call = Call { comm: self, name: "ncclAllReduce" };
         call.length("the destination", dst.count, src.count)?;
-        call.pair(src, dst, src.address == dst.address, SAME)?;
+        call.pair((src, dst), stream, src.address == dst.address, SAME)?;
         let (op, dtype) = (op.code(self, call.name, src.dtype)?, src.dtype.code());
         let all_reduce = self.nccl().functions().all_reduce;
         // SAFETY: both views hold `count` elements, by what whoever made them promised.
@@ -113,7 +113,7 @@ impl Communicator {
     ) -> Result<(), Error> {
         let call = Call { comm: self, name: "ncclReduce" };
         let dst = call.only_of_root(root, dst, src, src.count)?;
-        call.pair(src, &dst, src.address == dst.address, SAME)?;
+        call.pair((src, &dst), stream, src.address == dst.address, SAME)?;
         let (op, dtype) = (op.code(self, call.name, src.dtype)?, src.dtype.code());
         let reduce = self.nccl().functions().reduce;
         // SAFETY: as in `all_reduce_spans`; only the root's destination is written.
@@ -161,7 +161,7 @@ impl Communicator {
     ) -> Result<(), Error> {
         let call = Call { comm: self, name: "ncclBroadcast" };
         let src = call.only_of_root(root, src, dst, dst.count)?;
-        call.pair(&src, dst, src.address == dst.address, SAME)?;
+        call.pair((&src, dst), stream, src.address == dst.address, SAME)?;
         let broadcast = self.nccl().functions().broadcast;
         // SAFETY: as in `all_reduce_spans`; only the root's source is read.
         call.enqueue(stream, |comm, stream| unsafe {
@@ -194,7 +194,7 @@ impl Communicator {
         let call = Call { comm: self, name: "ncclAllGather" };
         call.length("the destination", dst.count, self.times(src.count))?;
         let own = self.own_part(call.name, dst)?;
-        call.pair(src, dst, src.address == own.address, OWN_PART_OF_DST)?;
+        call.pair((src, dst), stream, src.address == own.address, OWN_PART_OF_DST)?;
         let all_gather = self.nccl().functions().all_gather;
         // SAFETY: as in `all_reduce_spans`, and the destination holds `count` elements of every rank.
         call.enqueue(stream, |comm, stream| unsafe {
@@ -244,7 +244,7 @@ impl Communicator {
         let call = Call { comm: self, name: "ncclReduceScatter" };
         call.length("the source", src.count, self.times(dst.count))?;
         let own = self.own_part(call.name, src)?;
-        call.pair(src, dst, dst.address == own.address, OWN_PART_OF_SRC)?;
+        call.pair((src, dst), stream, dst.address == own.address, OWN_PART_OF_SRC)?;
         let (op, dtype) = (op.code(self, call.name, src.dtype)?, src.dtype.code());
         let reduce_scatter = self.nccl().functions().reduce_scatter;
         // SAFETY: as in `all_reduce_spans`, and the source holds `count` elements for every rank.
@@ -263,7 +263,7 @@ impl Communicator {
     pub fn all_to_all(&self, src: &Src<'_>, dst: &mut Dst<'_>, stream: &Stream<'_>) -> Result<(), Error> {
         let (call, src, dst) = (Call { comm: self, name: "ncclAlltoAll" }, &src.span, &dst.span);
         call.length("the destination", dst.count, src.count)?;
-        call.pair(src, dst, false, NEVER)?;
+        call.pair((src, dst), stream, false, NEVER)?;
         let count = self.own_part(call.name, src)?.count;
         let Ok((_, all_to_all)) = self.nccl().functions().all_to_all.or_too_old(self.version()) else {
             return self.nccl().group(|| {
@@ -295,7 +295,12 @@ impl Communicator {
     ) -> Result<(), Error> {
         let (call, src) = (Call { comm: self, name: "ncclGather" }, &src.span);
         let dst = call.only_of_root(root, dst.map(|dst| dst.span), src, self.times(src.count))?;
-        call.pair(src, &dst, src.address == part_of(&dst, root, src.count).address, OWN_PART_OF_DST)?;
+        call.pair(
+            (src, &dst),
+            stream,
+            src.address == part_of(&dst, root, src.count).address,
+            OWN_PART_OF_DST,
+        )?;
         let Ok((_, gather)) = self.nccl().functions().gather.or_too_old(self.version()) else {
             return self.nccl().group(|| {
                 self.send_span(src, root, stream)?;
@@ -325,7 +330,12 @@ impl Communicator {
     ) -> Result<(), Error> {
         let (call, dst) = (Call { comm: self, name: "ncclScatter" }, &dst.span);
         let src = call.only_of_root(root, src.map(|src| src.span), dst, self.times(dst.count))?;
-        call.pair(&src, dst, dst.address == part_of(&src, root, dst.count).address, OWN_PART_OF_SRC)?;
+        call.pair(
+            (&src, dst),
+            stream,
+            dst.address == part_of(&src, root, dst.count).address,
+            OWN_PART_OF_SRC,
+        )?;
         let Ok((_, scatter)) = self.nccl().functions().scatter.or_too_old(self.version()) else {
             return self.nccl().group(|| {
                 let to = |peer| self.send_span(&part_of(&src, peer, dst.count), peer, stream);
@@ -385,7 +395,7 @@ impl Communicator {
     fn send_span(&self, src: &Span, peer: u32, stream: &Stream<'_>) -> Result<(), Error> {
         let call = Call { comm: self, name: "ncclSend" };
         call.rank(peer)?;
-        call.buffer("the source", src)?;
+        call.buffer("the source", src, stream)?;
         let send = self.nccl().functions().send;
         // SAFETY: as in `all_reduce_spans`.
         call.enqueue(stream, |comm, stream| unsafe {
@@ -397,7 +407,7 @@ impl Communicator {
     fn recv_span(&self, dst: &Span, peer: u32, stream: &Stream<'_>) -> Result<(), Error> {
         let call = Call { comm: self, name: "ncclRecv" };
         call.rank(peer)?;
-        call.buffer("the destination", dst)?;
+        call.buffer("the destination", dst, stream)?;
         let recv = self.nccl().functions().recv;
         // SAFETY: as in `all_reduce_spans`.
         call.enqueue(stream, |comm, stream| unsafe {
@@ -412,6 +422,7 @@ impl Communicator {
     /// This rank's part of a buffer for all ranks.
     fn own_part(&self, call: &'static str, all: &Span) -> Result<Span, Error> {
         let size = self.size() as usize;
+        possible(call, "a buffer for all ranks", all)?;
         if !all.count.is_multiple_of(size) {
             let expected = all.count.next_multiple_of(size);
             return Err(Error::Length { call, what: "a buffer for all ranks", expected, found: all.count });
@@ -420,9 +431,19 @@ impl Communicator {
     }
 }
 
+/// What is larger than memory can be would be computed with wrongly.
+fn possible(call: &str, what: &str, span: &Span) -> Result<(), Error> {
+    if span.can_be() {
+        return Ok(());
+    }
+    Err(Error::Invalid {
+        what: format!("{call}: {what} of {} {} is larger than memory", span.count, span.dtype),
+    })
+}
+
 /// The part of a rank in a buffer with `count` elements of each.
 const fn part_of(all: &Span, rank: u32, count: usize) -> Span {
-    all.part(rank as usize * count, count)
+    all.part((rank as usize).wrapping_mul(count), count)
 }
 
 /// A call of the library's, and what it is for.
@@ -442,7 +463,7 @@ impl Call<'_> {
             return Err(Error::PerThreadStream);
         }
         self.device("the stream", stream.device)?;
-        group::note(self.comm.shared());
+        group::note(self.comm.shared())?;
         self.comm.shared().call(self.name, |comm| call(comm, stream.raw))
     }
 
@@ -451,8 +472,12 @@ impl Call<'_> {
         if rank < size { Ok(()) } else { Err(Error::Rank { rank, size }) }
     }
 
-    pub(crate) fn buffer(&self, what: &'static str, span: &Span) -> Result<(), Error> {
+    pub(crate) fn buffer(&self, what: &'static str, span: &Span, stream: &Stream<'_>) -> Result<(), Error> {
         span.dtype.check(self.comm.version())?;
+        possible(self.name, what, span)?;
+        if span.stream.is_some_and(|own| own != stream.raw) {
+            return Err(Error::WrongStream { call: self.name, what });
+        }
         self.device(what, span.device)
     }
 
@@ -474,12 +499,18 @@ impl Call<'_> {
     }
 
     /// Checks a source and a destination, which may share memory in one way.
-    fn pair(&self, src: &Span, dst: &Span, is_in_place: bool, rule: &'static str) -> Result<(), Error> {
+    fn pair(
+        &self,
+        (src, dst): (&Span, &Span),
+        stream: &Stream<'_>,
+        is_in_place: bool,
+        rule: &'static str,
+    ) -> Result<(), Error> {
         if src.dtype != dst.dtype {
             return Err(Error::Types { call: self.name, one: src.dtype, other: dst.dtype });
         }
-        self.buffer("the source", src)?;
-        self.buffer("the destination", dst)?;
+        self.buffer("the source", src, stream)?;
+        self.buffer("the destination", dst, stream)?;
         self.overlap(src, dst, is_in_place, rule)
     }
 

@@ -7,17 +7,18 @@ use std::{
     marker::PhantomData,
     ptr::{self, NonNull},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicPtr, Ordering},
+        Arc, Mutex, MutexGuard,
+        atomic::{AtomicU32, Ordering},
     },
     thread,
     time::Duration,
 };
 
 use crate::{
-    bounded,
-    config::{CommunicatorConfig, Prepared},
-    device::Current,
+    begun::{Begun, Place},
+    bounded::{self, Deadline},
+    config::CommunicatorConfig,
+    device::{Current, Inherited},
     error::{Error, NcclError},
     group,
     library::{Nccl, UniqueId},
@@ -30,7 +31,7 @@ use crate::{
 /// Calls put work in a stream and return; what a call does when is the stream's matter. One thread at a time uses a
 /// communicator, but any thread may abort it through an [`AbortHandle`].
 ///
-/// Dropped, it is finalized if its peers do the same soon, and aborted if not. That takes a second at most, and
+/// Dropped, it is finalized if its peers do the same soon, and aborted if not. That takes about a second at most, and
 /// [`Self::finalize`] says how it went.
 pub struct Communicator {
     shared: Arc<Shared>,
@@ -47,11 +48,13 @@ pub(crate) struct Shared {
     pub(crate) blocking: bool,
     pub(crate) patience: Duration,
     handle: Mutex<Handle>,
+    /// Open groups with calls for it, whose ends work on it.
+    groups: AtomicU32,
 }
 
 /// The library's communicator.
 #[derive(Debug, Clone)]
-enum Handle {
+pub(crate) enum Handle {
     Live(NonNull<c_void>),
     /// It was given back, and why if something was wrong with it.
     Gone(&'static str, Option<NcclError>),
@@ -93,6 +96,9 @@ impl CommunicatorDesc {
 
 /// How long a dropped communicator is waited for.
 const PARTING: Duration = Duration::from_secs(1);
+
+/// What is waited for where another thread has a communicator.
+const UNDER_WAY: &str = "a call that is under way";
 
 impl Communicator {
     /// Makes the communicator of one rank; all ranks do so at about the same time, each in a thread or a process of its
@@ -172,7 +178,8 @@ impl Communicator {
     /// The library's handle (`ncclComm_t`), for calls that this crate does not have; none once it is gone.
     #[must_use]
     pub fn as_raw(&self) -> *mut c_void {
-        self.shared.lock().live().map_or(ptr::null_mut(), NonNull::as_ptr)
+        let live = self.shared.lock().and_then(|handle| handle.live());
+        live.map_or(ptr::null_mut(), NonNull::as_ptr)
     }
 
     /// Asks for an error that happened since the last call: of the network, of a peer, or of the device. Nothing but
@@ -183,7 +190,7 @@ impl Communicator {
     /// The error.
     pub fn check(&self) -> Result<(), Error> {
         self.shared.nccl.check_process()?;
-        match self.shared.async_error()? {
+        match self.shared.async_error(self.shared.patience)? {
             SUCCESS | IN_PROGRESS => Ok(()),
             code => Err(self.shared.error("ncclCommGetAsyncError", code)),
         }
@@ -200,6 +207,7 @@ impl Communicator {
     /// # Errors
     ///
     /// [`Error::TimedOut`] if the library does not return; the communicator is gone all the same.
+    /// [`Error::Invalid`] in a group that it is used in.
     pub fn abort(self, within: Duration) -> Result<(), Error> {
         self.shared.abort(within)
     }
@@ -209,9 +217,10 @@ impl Communicator {
     /// # Errors
     ///
     /// [`Error::TimedOut`] if peers do not do the same in time, and what went wrong before. The communicator is
-    /// aborted then.
+    /// aborted then, which takes as long again at most. [`Error::Invalid`] in a group that it is used in.
     pub fn finalize(self, within: Duration) -> Result<(), Error> {
         self.shared.nccl.check_process()?;
+        outside_its_groups("ncclCommFinalize", &self.shared)?;
         let finalized = self.shared.finalize(within);
         if finalized.is_err() {
             // What is told is why it could not be finalized.
@@ -253,8 +262,8 @@ impl Communicator {
             unsafe { split(parent, number, key, child, config) }
         })?;
         if color.is_none() {
-            // The library may still write there that there is none, and does not tell when.
-            std::mem::forget(place);
+            // One that does not block may still write there that there is none, and does not tell when.
+            place.leave();
             return Ok(None);
         }
         Self::adopt(self.nccl(), "ncclCommSplit", place, config).map(Some)
@@ -308,6 +317,7 @@ impl Communicator {
         /// `ncclCommGrow`: the number stays.
         const SAME_RANK: c_int = -1;
         let (name, grow) = self.shared.nccl.functions().grow.or_too_old(self.version())?;
+        check_rank(self.rank(), size)?;
         let size = to_int(size);
         let place = self.derive(name, config, move |parent, child, config| {
             let id = id.as_ref().map_or(ptr::null(), |id| &raw const id.0);
@@ -389,21 +399,29 @@ impl Communicator {
         call: impl FnOnce(*mut Comm, *mut sys::Config) -> c_int + Send + 'static,
     ) -> Result<Self, Error> {
         nccl.check_process()?;
-        let mut place = Place::new(&desc.config, nccl.version())?;
+        group::outside(name)?;
+        let place = Place::new(&desc.config, nccl.version())?;
         let (device, library) = (desc.device, nccl.clone());
-        let begin = move || {
-            let _current = device.map(Current::enter).transpose()?;
+        let begin = move |inherited: Option<Inherited>| {
+            let _current = match device {
+                Some(ordinal) => Some(Current::enter(ordinal)?),
+                None => inherited.and_then(Inherited::enter),
+            };
             let code = place.fill(call);
             if is_refusal(code) {
                 Err(Error::from(library.error(name, code, ptr::null_mut())))
             } else {
-                Ok(place)
+                Ok(Begun::new(library, place))
             }
         };
-        // A call that blocks waits for the other ranks.
-        let place =
-            if desc.config.blocking { bounded::run(name, desc.config.patience, begin)?? } else { begin()? };
-        Self::adopt(nccl, name, place, &desc.config)
+        let begun = if desc.config.blocking {
+            // The call waits for the other ranks. The thread that makes it has no device of its own.
+            let inherited = if device.is_none() { Inherited::here() } else { None };
+            bounded::run(name, desc.config.patience, move || begin(inherited))??
+        } else {
+            begin(None)?
+        };
+        Self::adopt(nccl, name, begun, &desc.config)
     }
 
     /// The beginning of a communicator of ranks of this one.
@@ -412,21 +430,18 @@ impl Communicator {
         name: &'static str,
         config: &CommunicatorConfig,
         call: impl FnOnce(Comm, *mut Comm, *mut sys::Config) -> c_int + Send + 'static,
-    ) -> Result<Box<Place>, Error> {
-        let mut place = Place::new(config, self.version())?;
+    ) -> Result<Begun, Error> {
+        group::outside(name)?;
+        let place = Place::new(config, self.version())?;
         let shared = Arc::clone(&self.shared);
         let derive = move || {
-            let begun = shared.call(name, |parent| place.fill(|comm, config| call(parent, comm, config)));
-            match begun {
-                Ok(()) => Ok(place),
-                Err(error) => {
-                    if matches!(error, Error::TimedOut { .. }) {
-                        // The library may still write there.
-                        std::mem::forget(place);
-                    }
-                    Err(error)
-                }
+            let code = shared.make(|parent| place.fill(|comm, config| call(parent, comm, config)))?;
+            if is_refusal(code) {
+                return Err(shared.error(name, code));
             }
+            let begun = Begun::new(shared.nccl.clone(), place);
+            // Whatever comes of it, the library may still write there.
+            if code == SUCCESS { Ok(begun) } else { shared.settle(name, code).map(|()| begun) }
         };
         if self.is_blocking() { bounded::run(name, self.shared.patience, derive)? } else { derive() }
     }
@@ -435,18 +450,11 @@ impl Communicator {
     fn adopt(
         nccl: &Nccl,
         name: &'static str,
-        place: Box<Place>,
+        begun: Begun,
         config: &CommunicatorConfig,
     ) -> Result<Self, Error> {
         // One that does not block is written by a thread of the library's, and its parent does not tell when.
-        let comm = match bounded::poll(name, config.patience, || place.comm()) {
-            Ok(comm) => comm,
-            Err(error) => {
-                // The library may still write there.
-                std::mem::forget(place);
-                return Err(error);
-            }
-        };
+        let comm = bounded::poll(name, config.patience, || begun.comm())?;
         let shared = Shared {
             nccl: nccl.clone(),
             rank: 0,
@@ -455,15 +463,17 @@ impl Communicator {
             blocking: config.blocking,
             patience: config.patience,
             handle: Mutex::new(Handle::Live(comm)),
+            groups: AtomicU32::new(0),
         };
         match shared.settle(name, IN_PROGRESS).and_then(|()| shared.whereabouts()) {
             Ok((rank, size, device)) => {
+                begun.take();
                 let shared = Arc::new(Shared { rank, size, device, ..shared });
                 Ok(Self { shared, _one_thread: PhantomData })
             }
             Err(error) => {
                 // It may be read and written until the communicator is gone, which may not be soon.
-                std::mem::forget(place);
+                begun.leave();
                 // What is told is why it did not become ready.
                 let _aborted = shared.abort(PARTING);
                 Err(error)
@@ -474,8 +484,10 @@ impl Communicator {
 
 impl Drop for Communicator {
     fn drop(&mut self) {
-        // Whoever wants to know finalizes or aborts it.
-        let _parted = if self.shared.is_live() { self.shared.part() } else { Ok(()) };
+        if !group::put_off(&self.shared) {
+            // Whoever wants to know finalizes or aborts it.
+            let _parted = self.shared.part();
+        }
     }
 }
 
@@ -506,7 +518,8 @@ impl AbortHandle {
     ///
     /// # Errors
     ///
-    /// [`Error::TimedOut`] if a call that blocks is under way and does not return, or if the library does not.
+    /// [`Error::TimedOut`] if a call that blocks is under way and does not return, or a group that the communicator is
+    /// used in, or if the library does not. [`Error::Invalid`] in such a group.
     pub fn abort(&self, within: Duration) -> Result<(), Error> {
         self.shared.abort(within)
     }
@@ -518,33 +531,18 @@ impl fmt::Debug for AbortHandle {
     }
 }
 
-/// Where the library writes a new communicator and reads its configuration, maybe after the call returned.
-struct Place {
-    comm: AtomicPtr<c_void>,
-    prepared: Prepared,
-}
-
-impl Place {
-    fn new(config: &CommunicatorConfig, version: Version) -> Result<Box<Self>, Error> {
-        Ok(Box::new(Self { comm: AtomicPtr::default(), prepared: config.prepare(version)? }))
-    }
-
-    fn fill(&mut self, call: impl FnOnce(*mut Comm, *mut sys::Config) -> c_int) -> c_int {
-        call(self.comm.as_ptr(), &raw mut self.prepared.raw)
-    }
-
-    fn comm(&self) -> Option<NonNull<c_void>> {
-        // Acquire: a thread of the library's may have written it, after it made the communicator.
-        NonNull::new(self.comm.load(Ordering::Acquire))
-    }
-}
-
 impl Shared {
     /// Makes a call and waits until it is done, or leaves that to the end of the group it is in.
     pub(crate) fn call(&self, name: &'static str, call: impl FnOnce(Comm) -> c_int) -> Result<(), Error> {
-        self.nccl.check_process()?;
-        let code = call(self.lock().live()?.as_ptr());
+        let code = self.make(call)?;
         if code == SUCCESS { Ok(()) } else { self.settle(name, code) }
+    }
+
+    /// Makes a call, while nobody else makes one.
+    fn make(&self, call: impl FnOnce(Comm) -> c_int) -> Result<c_int, Error> {
+        self.nccl.check_process()?;
+        let handle = self.lock()?;
+        Ok(call(handle.live()?.as_ptr()))
     }
 
     /// Waits until a call is done that answered so.
@@ -556,17 +554,23 @@ impl Shared {
         if code == SUCCESS || group::is_open() {
             return Ok(());
         }
-        let code = bounded::poll(name, self.patience, || match self.async_error() {
-            Ok(IN_PROGRESS) => None,
-            other => Some(other),
-        })??;
+        let code = self.outcome(name, self.patience)?;
         if code == SUCCESS { Ok(()) } else { Err(self.error(name, code)) }
     }
 
+    /// The code of a call that was in progress.
+    fn outcome(&self, name: &'static str, within: Duration) -> Result<c_int, Error> {
+        let deadline = Deadline::after(within);
+        bounded::poll(name, within, || match self.async_error(deadline.left()) {
+            Ok(IN_PROGRESS) => None,
+            other => Some(other),
+        })?
+    }
+
     #[expect(unsafe_code, reason = "calls the library")]
-    pub(crate) fn async_error(&self) -> Result<c_int, Error> {
+    fn async_error(&self, within: Duration) -> Result<c_int, Error> {
         let mut found = SUCCESS;
-        let handle = self.lock();
+        let handle = bounded::lock(UNDER_WAY, within, &self.handle)?;
         let comm = handle.live()?;
         // SAFETY: the communicator is live while the lock is held; the result is written to this stack frame.
         let code = unsafe { (self.nccl.functions().async_error)(comm.as_ptr(), &raw mut found) };
@@ -574,11 +578,11 @@ impl Shared {
         if code == SUCCESS { Ok(found) } else { Err(self.error("ncclCommGetAsyncError", code)) }
     }
 
-    /// What a code means, with what the communicator said last.
+    /// What a code means, with what the communicator said last, or the library where the communicator cannot be asked.
     pub(crate) fn error(&self, call: &'static str, code: c_int) -> Error {
-        let handle = self.lock();
-        let comm = handle.live().map_or(ptr::null_mut(), NonNull::as_ptr);
-        self.nccl.error(call, code, comm).into()
+        let handle = bounded::attempt(&self.handle);
+        let live = handle.as_ref().and_then(|handle| handle.live().ok());
+        self.nccl.error(call, code, live.map_or(ptr::null_mut(), NonNull::as_ptr)).into()
     }
 
     /// Rank, size and device, as the library knows them.
@@ -596,18 +600,40 @@ impl Shared {
         Ok((rank, size, ask("ncclCommCuDevice", functions.device)?))
     }
 
-    pub(crate) fn is_live(&self) -> bool {
-        self.nccl.check_process().is_ok() && matches!(*self.lock(), Handle::Live(_))
+    /// Counts a group in which a call is to be made.
+    pub(crate) fn enter_group(&self) -> Result<(), Error> {
+        let handle = self.lock()?;
+        handle.live()?;
+        // Relaxed: whoever gives the communicator back looks at it under the same lock.
+        self.groups.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// The group is over.
+    pub(crate) fn leave_group(&self) {
+        // Release: the end of the group comes before whatever gives the communicator back.
+        self.groups.fetch_sub(1, Ordering::Release);
+    }
+
+    /// The handle, once no group holds the communicator's address.
+    fn outside_groups(&self, within: Duration) -> Result<MutexGuard<'_, Handle>, Error> {
+        bounded::poll(UNDER_WAY, within, || {
+            let handle = bounded::attempt(&self.handle)?;
+            // Acquire: see `leave_group`.
+            (self.groups.load(Ordering::Acquire) == 0).then_some(handle)
+        })
     }
 
     fn abort(&self, within: Duration) -> Result<(), Error> {
         self.nccl.check_process()?;
-        let mut handle = bounded::lock("a call that is under way", within, &self.handle)?;
+        let (name, deadline) = ("ncclCommAbort", Deadline::after(within));
+        outside_its_groups(name, self)?;
+        let mut handle = self.outside_groups(within)?;
         let Ok(comm) = handle.live() else { return Ok(()) };
         *handle = Handle::Gone("aborted", self.trouble(comm));
         drop(handle);
-        let (name, abort) = ("ncclCommAbort", self.nccl.functions().abort);
-        self.give_back(name, within, comm, abort)
+        self.give_back(name, deadline.left(), comm, self.nccl.functions().abort)
+            .map_err(|error| deadline.whole(error))
     }
 
     /// What is wrong with a communicator, if anything is.
@@ -622,36 +648,54 @@ impl Shared {
             .map(|code| self.nccl.error(name, code, comm.as_ptr()))
     }
 
-    fn finalize(&self, within: Duration) -> Result<(), Error> {
-        let (name, finalize) = ("ncclCommFinalize", self.nccl.functions().finalize);
-        let handle = bounded::lock("a call that is under way", within, &self.handle)?;
-        let comm = handle.live()?;
-        // Outside the lock, so that it can be aborted; the communicator's only thread is here.
-        drop(handle);
-        let code = self.apart(name, within, comm, finalize)?;
+    fn finalize(self: &Arc<Self>, within: Duration) -> Result<(), Error> {
+        let deadline = Deadline::after(within);
+        self.finalize_until(&deadline).map_err(|error| deadline.whole(error))
+    }
+
+    fn finalize_until(self: &Arc<Self>, deadline: &Deadline) -> Result<(), Error> {
+        let name = "ncclCommFinalize";
+        let code = self.begin_finalize(name, deadline.left())?;
         if is_refusal(code) {
             return Err(self.error(name, code));
         }
         if code == IN_PROGRESS {
-            let code = bounded::poll(name, within, || match self.async_error() {
-                Ok(IN_PROGRESS) => None,
-                other => Some(other),
-            })??;
+            let code = self.outcome(name, deadline.left())?;
             if code != SUCCESS {
                 return Err(self.error(name, code));
             }
         }
-        let mut handle = bounded::lock("a call that is under way", within, &self.handle)?;
+        let mut handle = self.outside_groups(deadline.left())?;
         let comm = handle.live()?;
         *handle = Handle::Gone("finalized", None);
         drop(handle);
-        self.give_back("ncclCommDestroy", within, comm, self.nccl.functions().destroy)
+        self.give_back("ncclCommDestroy", deadline.left(), comm, self.nccl.functions().destroy)
+    }
+
+    #[expect(unsafe_code, reason = "calls the library")]
+    fn begin_finalize(self: &Arc<Self>, name: &'static str, within: Duration) -> Result<c_int, Error> {
+        let finalize = self.nccl.functions().finalize;
+        if self.blocking {
+            let comm = self.outside_groups(within)?.live()?;
+            // Outside the lock, so that what waits for other ranks can be aborted; the only thread is here.
+            return self.apart(name, within, comm, finalize);
+        }
+        let shared = Arc::clone(self);
+        bounded::run(name, within, move || {
+            // Under the lock, so that nobody gives the communicator back before the call has returned.
+            let handle = shared.outside_groups(within)?;
+            let comm = handle.live()?;
+            // SAFETY: the communicator is live while the lock is held, and no group is open with it.
+            Ok(unsafe { finalize(comm.as_ptr()) })
+        })?
     }
 
     /// What becomes of a dropped communicator.
-    fn part(&self) -> Result<(), Error> {
-        let is_in_order = matches!(self.async_error(), Ok(SUCCESS));
-        if is_in_order && self.finalize(PARTING / 2).is_ok() {
+    pub(crate) fn part(self: &Arc<Self>) -> Result<(), Error> {
+        self.nccl.check_process()?;
+        let deadline = Deadline::after(PARTING / 2);
+        let is_in_order = matches!(self.async_error(deadline.left()), Ok(SUCCESS));
+        if is_in_order && self.finalize(deadline.left()).is_ok() {
             return Ok(());
         }
         self.abort(PARTING / 2)
@@ -686,9 +730,9 @@ impl Shared {
         })
     }
 
-    fn lock(&self) -> MutexGuard<'_, Handle> {
-        // Nothing but the library runs under the lock.
-        self.handle.lock().unwrap_or_else(PoisonError::into_inner)
+    /// The handle, which a thread has that was left behind in a call, or one that aborts the communicator.
+    pub(crate) fn lock(&self) -> Result<MutexGuard<'_, Handle>, Error> {
+        bounded::lock(UNDER_WAY, self.patience, &self.handle)
     }
 }
 
@@ -699,6 +743,11 @@ impl Handle {
             Self::Gone(state, cause) => Err(Error::Gone { state, cause: cause.clone() }),
         }
     }
+}
+
+/// In a group that uses a communicator, nobody can wait for the group's end.
+fn outside_its_groups(name: &str, shared: &Shared) -> Result<(), Error> {
+    if group::holds(shared) { group::outside(name) } else { Ok(()) }
 }
 
 /// Whether a call's answer is an error.

@@ -41,14 +41,14 @@ impl Default for CommunicatorConfig {
 }
 
 macro_rules! settings {
-    ($($(#[$doc:meta])* $method:ident($argument:ident: $type:ty) = $field:ident since ($major:literal, $minor:literal);)*) => {
+    ($($(#[$doc:meta])* $method:ident($argument:ident: $type:ty) = $field:ident since ($major:literal, $minor:literal $(, $patch:literal)?);)*) => {
         impl CommunicatorConfig {
             $(
                 $(#[$doc])*
                 #[doc = ""]
-                #[doc = concat!("NCCL ", stringify!($major), ".", stringify!($minor), " or newer; older ones refuse it.")]
+                #[doc = concat!("NCCL ", stringify!($major), ".", stringify!($minor) $(, ".", stringify!($patch))?, " or newer; older ones refuse it.")]
                 pub fn $method(self, $argument: $type) -> Self {
-                    let (name, since) = (stringify!($method), Version::new($major, $minor, 0));
+                    let (name, since) = (stringify!($method), Version::new($major, $minor, 0 $(+ $patch)?));
                     self.with(Setting { name, since, field: |config| &mut config.$field }, $argument.into())
                 }
             )*
@@ -81,12 +81,13 @@ settings! {
     nvlink_centric_sched(enabled: bool) = nvlink_centric_sched since (2, 28);
     /// How graphs are used (`graphUsageMode`): 0 not at all, 1 one graph, 2 several or beside other work.
     graph_usage_mode(mode: u8) = graph_usage_mode since (2, 29);
-    /// Contexts of one-sided operations (`numRmaCtx`).
+    /// Contexts of one-sided operations (`numRmaCtx`), for calls made with [`crate::Communicator::as_raw`]: those here
+    /// use the first.
     rma_contexts(contexts: u8) = rma_contexts since (2, 29);
     /// At most this many peers of sends and receives (`maxP2pPeers`).
     max_p2p_peers(peers: u16) = max_p2p_peers since (2, 30);
     /// Whether the replays of one graph are kept in order with the stream's work (`graphStreamOrdering`).
-    graph_stream_ordering(ordered: bool) = graph_stream_ordering since (2, 30);
+    graph_stream_ordering(ordered: bool) = graph_stream_ordering since (2, 30, 5);
     /// Whether launches on one device are ordered by the host's calls (`launchOrderImplicit`).
     launch_order_implicit(ordered: bool) = launch_order_implicit since (2, 31);
 }
@@ -189,6 +190,13 @@ mod tests {
         assert_eq!((raw.max_ctas, raw.blocking, raw.split_share), (8, 1, 1));
         assert_eq!((raw.min_ctas, raw.traffic_class), (sys::UNDEFINED, sys::UNDEFINED));
         assert!(raw.comm_name.is_null());
+    }
+
+    #[test]
+    fn settings_that_came_with_a_repair_need_it() {
+        let config = CommunicatorConfig::new().graph_stream_ordering(false);
+        assert!(config.prepare(Version::new(2, 30, 4)).is_err());
+        assert!(config.prepare(Version::new(2, 30, 5)).is_ok());
     }
 
     #[test]

@@ -1,95 +1,92 @@
 //! Slices and streams of the crate `cudarc`, in use by calls of this one.
 //!
 //! Its slices remember what uses them on which stream, so that nothing here is unsafe: a slice that is dropped or used
-//! on another stream waits for the call.
+//! on another stream waits for the calls. They are made in a closure, since what is remembered has to be so after the
+//! calls, whatever becomes of the views. After [`Error::TimedOut`], the library may still begin a call: abort the
+//! communicator before the slices go.
 
-use std::{
-    ffi::c_void,
-    ops::{Deref, DerefMut},
-};
+use std::ffi::c_void;
 
-use ::cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut, SyncOnDrop};
+use ::cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut};
 
 use crate::{
     dtype::Element,
     error::Error,
+    group,
     memory::{Dst, Src},
     stream::Stream,
-    window::outside_groups,
 };
 
-/// A slice that a call reads, until it is dropped.
-#[derive(Debug)]
-pub struct Reading<'a> {
-    src: Src<'a>,
-    _use: SyncOnDrop<'a>,
+/// Makes calls that read one slice and write another, in a stream.
+///
+/// ```no_run
+/// # use cudarc::driver::{CudaSlice, CudaStream};
+/// # use nccl_rs::{Communicator, Error, ReduceOp};
+/// # fn sum(comm: &Communicator, input: &CudaSlice<f32>, output: &mut CudaSlice<f32>, stream: &CudaStream) -> Result<(), Error> {
+/// nccl_rs::cudarc::moving(input, output, stream, |src, dst, stream| comm.all_reduce(src, dst, ReduceOp::Sum, stream))
+/// # }
+/// ```
+///
+/// # Errors
+///
+/// As for [`reading`].
+pub fn moving<S: Element, D: Element, R, E: From<Error>>(
+    src: &impl DevicePtr<S>,
+    dst: &mut impl DevicePtrMut<D>,
+    stream: &CudaStream,
+    calls: impl FnOnce(&Src<'_>, &mut Dst<'_>, &Stream<'_>) -> Result<R, E>,
+) -> Result<R, E> {
+    reading(src, stream, |src, _| writing(dst, stream, |dst, stream| calls(src, dst, stream)))
 }
 
-/// A slice that a call writes, until it is dropped.
-#[derive(Debug)]
-pub struct Writing<'a> {
-    dst: Dst<'a>,
-    _use: SyncOnDrop<'a>,
+/// Makes calls that read a slice, in a stream. The view cannot be kept:
+///
+/// ```compile_fail
+/// # use cudarc::driver::{CudaSlice, CudaStream};
+/// # use nccl_rs::{Error, Src};
+/// fn keep<'a>(input: &'a CudaSlice<f32>, stream: &'a CudaStream) -> Result<Src<'a>, Error> {
+///     nccl_rs::cudarc::reading(input, stream, |src, _| Ok(*src))
+/// }
+/// ```
+///
+/// # Errors
+///
+/// What the closure returns; [`Error::Invalid`] in an open group: what a group calls begins at its end, and the slice
+/// has to be in use until then. Make the group in the closure.
+#[expect(unsafe_code, reason = "vouches for memory")]
+pub fn reading<T: Element, R, E: From<Error>>(
+    slice: &impl DevicePtr<T>,
+    stream: &CudaStream,
+    calls: impl FnOnce(&Src<'_>, &Stream<'_>) -> Result<R, E>,
+) -> Result<R, E> {
+    group::outside("cudarc::reading")?;
+    let device = device_of(slice.stream());
+    let (address, _in_use) = slice.device_ptr(stream);
+    // SAFETY: the slice holds `len` elements. The calls are in this stream alone, and the slice is in use there until
+    // after them: whoever writes or frees it waits for that.
+    let src = unsafe { Src::new(to_pointer(address), slice.len(), T::TYPE) };
+    let stream = Stream::from(stream);
+    calls(&src.on(device).within(&stream), &stream)
 }
 
-impl<'a> Reading<'a> {
-    /// A slice, for calls that are put in a stream.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Invalid`] in an open group: what a group calls begins at its end, and the slice has to be in use until
-    /// then. Make it before.
-    #[expect(unsafe_code, reason = "vouches for memory")]
-    pub fn new<T: Element>(slice: &'a impl DevicePtr<T>, stream: &'a CudaStream) -> Result<Self, Error> {
-        outside_groups("Reading::new")?;
-        let (address, in_use) = slice.device_ptr(stream);
-        // SAFETY: the slice holds `len` elements. It is in use on the stream until `in_use` is dropped, after the call:
-        // whoever writes or frees it waits for that.
-        let src = unsafe { Src::new(to_pointer(address), slice.len(), T::TYPE) };
-        Ok(Self { src: src.on(device_of(stream)), _use: in_use })
-    }
-}
-
-impl<'a> Writing<'a> {
-    /// A slice, for calls that are put in a stream.
-    ///
-    /// # Errors
-    ///
-    /// As for [`Reading::new`].
-    #[expect(unsafe_code, reason = "vouches for memory")]
-    pub fn new<T: Element>(
-        slice: &'a mut impl DevicePtrMut<T>,
-        stream: &'a CudaStream,
-    ) -> Result<Self, Error> {
-        outside_groups("Writing::new")?;
-        let count = slice.len();
-        let (address, in_use) = slice.device_ptr_mut(stream);
-        // SAFETY: as in `Reading::new`; nobody else uses the slice meanwhile, which is borrowed.
-        let dst = unsafe { Dst::new(to_pointer(address), count, T::TYPE) };
-        Ok(Self { dst: dst.on(device_of(stream)), _use: in_use })
-    }
-}
-
-impl<'a> Deref for Reading<'a> {
-    type Target = Src<'a>;
-
-    fn deref(&self) -> &Src<'a> {
-        &self.src
-    }
-}
-
-impl<'a> Deref for Writing<'a> {
-    type Target = Dst<'a>;
-
-    fn deref(&self) -> &Dst<'a> {
-        &self.dst
-    }
-}
-
-impl DerefMut for Writing<'_> {
-    fn deref_mut(&mut self) -> &mut Self::Target {
-        &mut self.dst
-    }
+/// Makes calls that write a slice, in a stream.
+///
+/// # Errors
+///
+/// As for [`reading`].
+#[expect(unsafe_code, reason = "vouches for memory")]
+pub fn writing<T: Element, R, E: From<Error>>(
+    slice: &mut impl DevicePtrMut<T>,
+    stream: &CudaStream,
+    calls: impl FnOnce(&mut Dst<'_>, &Stream<'_>) -> Result<R, E>,
+) -> Result<R, E> {
+    group::outside("cudarc::writing")?;
+    let (count, device) = (slice.len(), device_of(slice.stream()));
+    let (address, _in_use) = slice.device_ptr_mut(stream);
+    // SAFETY: as in `reading`; nobody else uses the slice meanwhile, which is borrowed.
+    let dst = unsafe { Dst::new(to_pointer(address), count, T::TYPE) };
+    let stream = Stream::from(stream);
+    calls(&mut dst.on(device).within(&stream), &stream)
 }
 
 impl<'a> From<&'a CudaStream> for Stream<'a> {

@@ -22,6 +22,7 @@ struct Driver {
     release: unsafe extern "C" fn(c_int) -> c_int,
     push: unsafe extern "C" fn(Context) -> c_int,
     pop: unsafe extern "C" fn(*mut Context) -> c_int,
+    current: unsafe extern "C" fn(*mut Context) -> c_int,
     _library: Library,
 }
 
@@ -50,16 +51,18 @@ impl Driver {
             release: function!("cuDevicePrimaryCtxRelease_v2"),
             push: function!("cuCtxPushCurrent_v2"),
             pop: function!("cuCtxPopCurrent_v2"),
+            current: function!("cuCtxGetCurrent"),
             _library: library,
         })
     }
 }
 
-/// A device's primary context, current to this thread until it is dropped.
+/// A context, current to this thread until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Current {
     driver: &'static Driver,
-    device: c_int,
+    /// The device whose primary context was retained for it.
+    retained: Option<c_int>,
 }
 
 impl Current {
@@ -91,7 +94,38 @@ impl Current {
             let _code = unsafe { (driver.release)(device) };
             return Err(error);
         }
-        Ok(Self { driver, device })
+        Ok(Self { driver, retained: Some(device) })
+    }
+}
+
+/// What is current to one thread, for another that works for it.
+#[derive(Debug)]
+pub(crate) struct Inherited {
+    driver: &'static Driver,
+    context: Context,
+}
+
+// SAFETY: any thread may make a context current.
+#[expect(unsafe_code, reason = "holds a handle of the driver's")]
+unsafe impl Send for Inherited {}
+
+impl Inherited {
+    /// What is current here, if there is a driver and anything is.
+    #[expect(unsafe_code, reason = "calls the driver")]
+    pub(crate) fn here() -> Option<Self> {
+        let driver = Driver::loaded().ok()?;
+        let mut context = ptr::null_mut();
+        // SAFETY: the result is written to this stack frame.
+        let code = unsafe { (driver.current)(&raw mut context) };
+        (code == 0 && !context.is_null()).then_some(Self { driver, context })
+    }
+
+    /// Makes it current here too.
+    #[expect(unsafe_code, reason = "calls the driver")]
+    pub(crate) fn enter(self) -> Option<Current> {
+        // SAFETY: it was current to the thread that this one works for.
+        let code = unsafe { (self.driver.push)(self.context) };
+        (code == 0).then_some(Current { driver: self.driver, retained: None })
     }
 }
 
@@ -99,10 +133,12 @@ impl Drop for Current {
     #[expect(unsafe_code, reason = "calls the driver")]
     fn drop(&mut self) {
         let mut context = ptr::null_mut();
-        // SAFETY: `enter` pushed a context on this thread, and nobody of ours pushed another meanwhile.
+        // SAFETY: whoever made this pushed a context on this thread, and nobody of ours pushed another meanwhile.
         let _code = unsafe { (self.driver.pop)(&raw mut context) };
-        // SAFETY: gives back what `enter` retained.
-        let _code = unsafe { (self.driver.release)(self.device) };
+        if let Some(device) = self.retained {
+            // SAFETY: gives back what `enter` retained.
+            let _code = unsafe { (self.driver.release)(device) };
+        }
     }
 }
 

@@ -89,6 +89,14 @@ pub enum Error {
         /// The argument's.
         found: u32,
     },
+    /// A buffer may be used in one stream alone, and the call is for another.
+    #[error("{call}: {what} is in use on another stream than the call's")]
+    WrongStream {
+        /// The call.
+        call: &'static str,
+        /// Which buffer.
+        what: &'static str,
+    },
     /// Source and destination overlap, and not in the way that the call works in place.
     #[error("{call}: source and destination overlap; in place, {rule}")]
     Overlap {

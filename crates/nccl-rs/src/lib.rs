@@ -24,13 +24,13 @@
 //!
 //! - **Nothing waits for good.** Communicators do not block unless they are told to; calls that take as long as other
 //!   ranks do end with [`Error::TimedOut`], and any thread can abort a communicator through an [`AbortHandle`]. Dropping
-//!   one takes two seconds at most.
+//!   one takes about a second at most.
 //! - **What the library does not notice is checked here:** lengths, types, devices and overlaps, before anything is
 //!   called. Such an error has no effect, on this rank or others.
 //! - **Newer functions are looked up one by one.** A library from 2.18 on works; what it lacks is [`Error::TooOld`]
 //!   with both versions, or is done by older means where there are any ([`Communicator::all_to_all`]).
 //! - **Safety of memory** is the promise of whoever makes a [`Src`] or a [`Dst`] from an address: it stays until the work
-//!   in the stream is over. Slices of `cudarc` keep it by themselves.
+//!   in the stream is over. Slices of `cudarc` keep it by themselves, and are lent to a closure for that.
 //!
 //! # What it does not do
 //!
@@ -40,10 +40,11 @@
 //!
 //! # Features
 //!
-//! - `cudarc`: [`cudarc::Reading`] and [`cudarc::Writing`].
+//! - `cudarc`: calls with slices of that crate (`nccl_rs::cudarc`).
 //! - `half`: `f16` and `bf16` as elements.
 #![cfg_attr(all(doctest, feature = "cudarc"), doc = include_str!("../README.md"))]
 
+mod begun;
 mod bounded;
 mod collectives;
 mod communicator;

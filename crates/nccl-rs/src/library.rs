@@ -96,6 +96,11 @@ impl Nccl {
         Ok(UniqueId(id))
     }
 
+    /// Whether it is the same library, loaded once or twice.
+    pub(crate) fn is_same_library(&self, other: &Self) -> bool {
+        std::ptr::fn_addr_eq(self.functions().group_end, other.functions().group_end)
+    }
+
     pub(crate) fn functions(&self) -> &Functions {
         &self.0.functions
     }

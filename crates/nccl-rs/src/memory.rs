@@ -7,6 +7,7 @@ use crate::{
     dtype::{DataType, Element},
     error::Error,
     library::Nccl,
+    stream::Stream,
 };
 
 /// Elements in device memory that a call reads.
@@ -31,6 +32,8 @@ pub(crate) struct Span {
     pub(crate) dtype: DataType,
     /// If it is known.
     pub(crate) device: Option<u32>,
+    /// The stream that it may be used in, if not any.
+    pub(crate) stream: Option<*mut c_void>,
 }
 
 impl Span {
@@ -42,6 +45,14 @@ impl Span {
         self.address.addr().saturating_add(self.size_bytes())
     }
 
+    /// Whether memory can be so large.
+    pub(crate) const fn can_be(&self) -> bool {
+        match self.count.checked_mul(self.dtype.size_bytes()) {
+            Some(bytes) => bytes <= isize::MAX as usize,
+            None => false,
+        }
+    }
+
     /// Whether they share a byte.
     pub(crate) fn overlaps(&self, other: &Self) -> bool {
         self.address.addr().max(other.address.addr()) < self.end().min(other.end())
@@ -49,7 +60,7 @@ impl Span {
 
     /// `count` of the elements from `first` on, which the span holds.
     pub(crate) const fn part(&self, first: usize, count: usize) -> Self {
-        let offset = first * self.dtype.size_bytes();
+        let offset = first.wrapping_mul(self.dtype.size_bytes());
         Self { address: self.address.wrapping_byte_add(offset), count, ..*self }
     }
 }
@@ -62,12 +73,13 @@ macro_rules! views {
             /// # Safety
             ///
             /// - The memory is the communicator's device's or reachable from there, and large enough.
-            /// - It stays allocated until the work is over that calls with this view put in a stream.
+            /// - It stays allocated, and registered if it is, until the work is over that calls with this view put in a
+            ///   stream; if such a call is [`Error::TimedOut`], until the communicator is gone.
             #[doc = concat!("- Until then nobody else ", $verb, " it, but in the order of that stream.")]
             #[expect(unsafe_code, reason = "the caller vouches for memory")]
             #[must_use]
             pub const unsafe fn new(address: *mut c_void, count: usize, dtype: DataType) -> Self {
-                let span = Span { address, count, dtype, device: None };
+                let span = Span { address, count, dtype, device: None, stream: None };
                 Self { span, lifetime: PhantomData }
             }
 
@@ -75,6 +87,13 @@ macro_rules! views {
             #[must_use]
             pub const fn on(mut self, device: u32) -> Self {
                 self.span.device = Some(device);
+                self
+            }
+
+            /// The same, for calls in one stream: others refuse it.
+            #[must_use]
+            pub const fn within(mut self, stream: &Stream<'_>) -> Self {
+                self.span.stream = Some(stream.raw);
                 self
             }
 
@@ -153,7 +172,8 @@ impl Memory {
     ///
     /// # Safety
     ///
-    /// - It lives until the work is over that calls with this view put in a stream.
+    /// - It lives, with its registrations and windows, until the work is over that calls with this view put in a stream;
+    ///   if such a call is [`Error::TimedOut`], until the communicator is gone.
     /// - Until then nobody writes these elements, but in the order of that stream.
     #[expect(unsafe_code, reason = "the caller vouches for an order")]
     pub unsafe fn src<T: Element>(&self, elements: Range<usize>) -> Result<Src<'_>, Error> {
@@ -168,7 +188,8 @@ impl Memory {
     ///
     /// # Safety
     ///
-    /// - It lives until the work is over that calls with this view put in a stream.
+    /// - It lives, with its registrations and windows, until the work is over that calls with this view put in a stream;
+    ///   if such a call is [`Error::TimedOut`], until the communicator is gone.
     /// - Until then nobody else reads or writes these elements, but in the order of that stream.
     #[expect(unsafe_code, reason = "the caller vouches for an order")]
     pub unsafe fn dst<T: Element>(&self, elements: Range<usize>) -> Result<Dst<'_>, Error> {
@@ -180,7 +201,8 @@ impl Memory {
         if elements.start > elements.end || elements.end > found {
             return Err(Error::Length { call: "a view", what: "the memory", expected: elements.end, found });
         }
-        let all = Span { address: self.address(), count: found, dtype: T::TYPE, device: self.device };
+        let all =
+            Span { address: self.address(), count: found, dtype: T::TYPE, device: self.device, stream: None };
         Ok(all.part(elements.start, elements.len()))
     }
 }
@@ -206,7 +228,7 @@ mod tests {
 
     fn span(address: usize, count: usize) -> Span {
         let address = ptr::without_provenance_mut(address);
-        Span { address, count, dtype: DataType::F32, device: None }
+        Span { address, count, dtype: DataType::F32, device: None, stream: None }
     }
 
     #[test]

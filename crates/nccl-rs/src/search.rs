@@ -55,7 +55,8 @@ impl Surroundings<'_> {
             .chain(home)
             .chain(beside)
             .chain(system)
-            .flat_map(|prefix| pythons(&prefix.join("lib")))
+            .flat_map(|prefix| ["lib", "lib64"].map(|lib| prefix.join(lib)))
+            .flat_map(|lib| pythons(&lib))
             .flat_map(|python| ["site-packages", "dist-packages"].map(|folder| python.join(folder)));
         let folders = installed.chain(self.paths("PYTHONPATH"));
         folders.map(|folder| folder.join("nvidia/nccl/lib")).filter(|folder| folder.is_dir()).collect()
@@ -122,6 +123,7 @@ mod tests {
         found(&wheel("conda/lib/python3.12/site-packages"), &[("CONDA_PREFIX", "conda")]);
         found(&wheel("home/.local/lib/python3.12/site-packages"), &[("HOME", "home")]);
         found(&wheel("some/lib/python3.13/site-packages"), &[("PATH", "other/bin:some/bin")]);
+        found(&wheel("usr/lib64/python3.12/site-packages"), &[]);
         found(&wheel("packages"), &[("PYTHONPATH", "packages")]);
         found(&wheel("usr/lib/python3/dist-packages"), &[]);
     }

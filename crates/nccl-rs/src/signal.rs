@@ -12,7 +12,7 @@ use crate::{
     window::Window,
 };
 
-/// The only signal and the only context that versions up to 2.32 have.
+/// The signal and the context that there always are.
 const FIRST: c_int = 0;
 
 /// So many signals of one rank.
@@ -31,8 +31,13 @@ impl Communicator {
     /// # Errors
     ///
     /// [`Error::TooOld`]; [`Error::Length`] if the window does not hold them; else as for [`Self::all_reduce`].
+    ///
+    /// # Safety
+    ///
+    /// - The peer's window is as large as this one, and both stay until the work is over.
+    /// - Until the signal is there, nobody else reads or writes that part of the peer's window.
     #[expect(unsafe_code, reason = "calls the library")]
-    pub fn put_signal(
+    pub unsafe fn put_signal(
         &self,
         src: &Src<'_>,
         peer: u32,
@@ -44,7 +49,7 @@ impl Communicator {
         let call = Call { comm: self, name };
         let src = &src.span;
         call.rank(peer)?;
-        call.buffer("the source", src)?;
+        call.buffer("the source", src, stream)?;
         if !window.is_of(self) {
             return Err(Error::Invalid { what: format!("{name}: the window is another communicator's") });
         }
@@ -54,8 +59,8 @@ impl Communicator {
             return Err(Error::Length { call: name, what, expected, found });
         }
         let (count, dtype, to) = (src.count, src.dtype.code(), to_int(peer));
-        // SAFETY: the view holds `count` elements, by what whoever made it promised, and the window of every rank is as
-        // large as this one's.
+        // SAFETY: the view holds `count` elements, by what whoever made it promised; the peer's window is the caller's
+        // duty.
         call.enqueue(stream, |comm, stream| unsafe {
             put(src.address, count, dtype, to, window.raw(), offset_bytes, FIRST, FIRST, 0, comm, stream)
         })
@@ -85,14 +90,15 @@ impl Communicator {
         let (name, wait) = self.nccl().functions().wait_signal.or_too_old(self.version())?;
         let call = Call { comm: self, name };
         waits.iter().try_for_each(|wait| call.rank(wait.peer))?;
-        let desc = |wait: &SignalWait| WaitSignalDesc {
-            operations: to_int(wait.count),
-            peer: to_int(wait.peer),
-            signal: FIRST,
-            context: FIRST,
+        let many = |count: usize| Error::Invalid {
+            what: format!("{name}: {count} are more than can be waited for"),
         };
-        let mut descs: Vec<_> = waits.iter().map(desc).collect();
-        let count = c_int::try_from(descs.len()).unwrap_or(c_int::MAX);
+        let desc = |wait: &SignalWait| {
+            let operations = c_int::try_from(wait.count).map_err(|_| many(wait.count as usize))?;
+            Ok(WaitSignalDesc { operations, peer: to_int(wait.peer), signal: FIRST, context: FIRST })
+        };
+        let mut descs = waits.iter().map(desc).collect::<Result<Vec<_>, Error>>()?;
+        let count = c_int::try_from(descs.len()).map_err(|_| many(descs.len()))?;
         // SAFETY: the communicator is live; the list holds `count` entries, which are read before the call returns.
         call.enqueue(stream, |comm, stream| unsafe { wait(count, descs.as_mut_ptr(), comm, stream) })
     }

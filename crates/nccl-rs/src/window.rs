@@ -85,7 +85,7 @@ impl Communicator {
         size_bytes: usize,
     ) -> Result<Registration, Error> {
         let (name, register) = self.nccl().functions().register.or_too_old(self.version())?;
-        outside_groups(name)?;
+        group::outside(name)?;
         let mut handle = ptr::null_mut();
         // SAFETY: the caller's duty for the memory; the result is written before the call returns.
         self.shared().call(name, |comm| unsafe { register(comm, address, size_bytes, &raw mut handle) })?;
@@ -97,14 +97,8 @@ impl Communicator {
     /// # Errors
     ///
     /// As for [`Self::window_raw`].
-    #[expect(unsafe_code, reason = "vouches for memory")]
     pub fn window(&self, memory: &Arc<Memory>, kind: WindowKind) -> Result<Option<Window>, Error> {
-        // SAFETY: the window keeps the memory.
-        let mut window = unsafe { self.window_raw(memory.address(), memory.size_bytes(), kind) }?;
-        if let Some(window) = &mut window {
-            window._memory = Some(Arc::clone(memory));
-        }
-        Ok(window)
+        self.window_of(memory.address(), memory.size_bytes(), kind, Some(Arc::clone(memory)))
     }
 
     /// Makes a window of memory of another library; all ranks do so in the same order (NCCL 2.27). There is none where
@@ -118,16 +112,29 @@ impl Communicator {
     ///
     /// # Safety
     ///
-    /// - The memory is on the communicator's device, and stays allocated for as long as the window of every rank.
-    #[expect(unsafe_code, reason = "calls the library")]
+    /// - The memory is on the communicator's device, and stays allocated for as long as the window of every rank; if
+    ///   there is none because the time was up, for as long as the communicator.
+    #[expect(unsafe_code, reason = "the caller vouches for memory")]
     pub unsafe fn window_raw(
         &self,
         address: *mut c_void,
         size_bytes: usize,
         kind: WindowKind,
     ) -> Result<Option<Window>, Error> {
+        self.window_of(address, size_bytes, kind, None)
+    }
+
+    /// A window of memory that it keeps, or that somebody else does.
+    #[expect(unsafe_code, reason = "calls the library")]
+    fn window_of(
+        &self,
+        address: *mut c_void,
+        size_bytes: usize,
+        kind: WindowKind,
+        memory: Option<Arc<Memory>>,
+    ) -> Result<Option<Window>, Error> {
         let (name, register) = self.nccl().functions().window_register.or_too_old(self.version())?;
-        outside_groups(name)?;
+        group::outside(name)?;
         if !address.addr().is_multiple_of(WINDOW_ALIGNMENT) {
             let what = format!("{name}: the address {address:p} is no multiple of {WINDOW_ALIGNMENT}");
             return Err(Error::Invalid { what });
@@ -138,27 +145,19 @@ impl Communicator {
         }
         let flags = if kind == WindowKind::Symmetric { WINDOW_SYMMETRIC } else { 0 };
         let (shared, address) = (Arc::clone(self.shared()), AtomicPtr::new(address));
-        // In a thread of its own, since it waits for the other ranks.
-        let registered = bounded::run(name, self.shared().patience, move || {
+        // In a thread of its own, since it waits for the other ranks. One that comes too late is dropped there, and the
+        // memory with it.
+        bounded::run(name, self.shared().patience, move || {
             let made = AtomicPtr::<c_void>::default();
-            // SAFETY: the caller's duty for the memory; the result is written before the call returns.
+            // SAFETY: the memory is kept below, or is the caller's duty; the result is written before the call returns.
             shared.call(name, |comm| unsafe {
                 register(comm, address.into_inner(), size_bytes, made.as_ptr(), flags)
             })?;
-            Ok::<_, Error>(made)
-        })?;
-        let raw = registered?.into_inner();
-        let window = || Window { shared: Arc::clone(self.shared()), raw, size_bytes, kind, _memory: None };
-        Ok((!raw.is_null()).then(window))
+            let raw = made.into_inner();
+            let window = || Window { shared, raw, size_bytes, kind, _memory: memory };
+            Ok((!raw.is_null()).then(window))
+        })?
     }
-}
-
-/// What waits for other ranks cannot be put off to the end of a group.
-pub(crate) fn outside_groups(call: &str) -> Result<(), Error> {
-    if group::is_open() {
-        return Err(Error::Invalid { what: format!("{call} cannot be called in a group") });
-    }
-    Ok(())
 }
 
 impl Window {

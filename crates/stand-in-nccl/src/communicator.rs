@@ -5,7 +5,7 @@ use std::{
     collections::BTreeMap,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, AtomicU64, Ordering::SeqCst},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst},
     },
 };
 
@@ -34,6 +34,8 @@ pub(crate) struct Communicator {
 
 /// By their handles.
 static COMMUNICATORS: Mutex<BTreeMap<usize, Arc<Communicator>>> = Mutex::new(BTreeMap::new());
+
+static HANDLES: AtomicUsize = AtomicUsize::new(0x10_0000);
 
 fn communicators() -> MutexGuard<'static, BTreeMap<usize, Arc<Communicator>>> {
     COMMUNICATORS.lock().unwrap_or_else(PoisonError::into_inner)
@@ -79,10 +81,9 @@ impl Communicator {
             outstanding: AtomicU64::new(0),
             factors: Mutex::default(),
         });
-        let mut all = communicators();
-        let handle = all.last_key_value().map_or(0x10_0000, |(last, _)| last + 16);
-        all.insert(handle, Arc::clone(&this));
-        drop(all);
+        // Never one that was given back, so that whoever still uses that is found.
+        let handle = HANDLES.fetch_add(16, SeqCst);
+        communicators().insert(handle, Arc::clone(&this));
         if blocking {
             this.world.wait_complete(|| this.is_aborted()).ok_or(Code::INTERNAL)?;
         }
@@ -366,6 +367,10 @@ pub(crate) fn end_group() -> Result<(), Code> {
     })?;
     let all = all.map(|(_, all)| all).unwrap_or_default();
     let comms: Vec<_> = all.iter().map(|(comm, ..)| Arc::clone(comm)).collect();
+    if !comms.iter().all(|comm| communicators().values().any(|known| Arc::ptr_eq(known, comm))) {
+        control::say("a communicator of the group was given back");
+        return Err(Code::INVALID_ARGUMENT);
+    }
     all.into_iter().for_each(launch);
     // All begin, whatever the first answers.
     let answers: Vec<_> = comms.iter().map(|comm| comm.begun("ncclGroupEnd")).collect();

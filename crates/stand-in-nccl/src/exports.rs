@@ -1,12 +1,10 @@
 //! The library's functions, as `nccl.h` declares them.
 
 use std::{
+    cell::RefCell,
     ffi::{CString, c_char, c_int, c_uint, c_void},
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::{
-        Mutex, PoisonError,
-        atomic::{AtomicPtr, AtomicU64, Ordering::SeqCst},
-    },
+    sync::atomic::{AtomicPtr, AtomicU64, Ordering::SeqCst},
     time::Duration,
 };
 
@@ -164,8 +162,10 @@ fn collective(
     comm.enqueue(name, stream.addr(), Work::Collective { call, src, dst, count, dtype, op })
 }
 
-/// The last text, kept until the next one.
-static LAST: Mutex<Option<CString>> = Mutex::new(None);
+thread_local! {
+    /// The last text, kept until this thread asks again.
+    static LAST: RefCell<CString> = RefCell::default();
+}
 
 static IDS: AtomicU64 = AtomicU64::new(1);
 
@@ -508,6 +508,8 @@ extern "C" fn ncclGetErrorString(code: c_int) -> *const c_char {
 #[unsafe(no_mangle)]
 extern "C" fn ncclGetLastError(_comm: Raw) -> *const c_char {
     let text = CString::new(control::said()).unwrap_or_default();
-    let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
-    last.insert(text).as_ptr()
+    LAST.with_borrow_mut(|last| {
+        *last = text;
+        last.as_ptr()
+    })
 }

@@ -7,7 +7,7 @@ use std::{
 
 use anyhow::{Context as _, Result, ensure};
 use libloading::Library;
-use nccl_rs::{CommunicatorConfig, Nccl, ReduceOp, cudarc::Writing};
+use nccl_rs::{CommunicatorConfig, Nccl, ReduceOp, cudarc::writing};
 use serde_json::json;
 
 use super::{Rank, Ranks};
@@ -124,7 +124,7 @@ impl Raw {
 fn rounds(rank: &Rank, raw: Raw) -> Result<Found> {
     /// `ncclFloat32` and `ncclSum`.
     const F32_SUM: (c_int, c_int) = (7, 0);
-    let (comm, stream) = (&rank.comm, rank.stream());
+    let comm = &rank.comm;
     let mut buffer = rank.stream.alloc_zeros::<f32>(2)?;
     let address = {
         use cudarc::driver::DevicePtr as _;
@@ -132,36 +132,38 @@ fn rounds(rank: &Rank, raw: Raw) -> Result<Found> {
         std::ptr::without_provenance_mut::<c_void>(usize::try_from(address)?)
     };
     let (handle, queue) = (comm.as_raw(), rank.stream.cu_stream().cast());
-    let mut view = Writing::new(&mut buffer, &rank.stream)?;
     let mut found = Found { ours: Samples::default(), raw: Samples::default(), allocations: 0 };
     let each = |time: Duration| time / CALLS;
-    for round in 0..ROUNDS + WARM_UP {
-        let before = alloc::count_here();
-        let ours = timed(|| {
-            for _ in 0..CALLS {
-                comm.all_reduce_in_place(&mut view, ReduceOp::Sum, &stream)?;
+    writing(&mut buffer, &rank.stream, |view, stream| {
+        for round in 0..ROUNDS + WARM_UP {
+            let before = alloc::count_here();
+            let ours = timed(|| {
+                for _ in 0..CALLS {
+                    comm.all_reduce_in_place(view, ReduceOp::Sum, stream)?;
+                }
+                Ok(())
+            })?;
+            let allocations = alloc::count_here() - before;
+            wait(rank)?;
+            let theirs = timed(|| {
+                for _ in 0..CALLS {
+                    // SAFETY: the buffer holds two numbers, and lives until the stream was waited for; the communicator is
+                    // this thread's.
+                    let code =
+                        unsafe { (raw.all_reduce)(address, address, 2, F32_SUM.0, F32_SUM.1, handle, queue) };
+                    raw.settle(handle, code)?;
+                }
+                Ok(())
+            })?;
+            wait(rank)?;
+            if round >= WARM_UP {
+                found.ours.add(each(ours));
+                found.raw.add(each(theirs));
+                found.allocations += allocations;
             }
-            Ok(())
-        })?;
-        let allocations = alloc::count_here() - before;
-        wait(rank)?;
-        let theirs = timed(|| {
-            for _ in 0..CALLS {
-                // SAFETY: the buffer holds two numbers, and lives until the stream was waited for; the communicator is
-                // this thread's.
-                let code =
-                    unsafe { (raw.all_reduce)(address, address, 2, F32_SUM.0, F32_SUM.1, handle, queue) };
-                raw.settle(handle, code)?;
-            }
-            Ok(())
-        })?;
-        wait(rank)?;
-        if round >= WARM_UP {
-            found.ours.add(each(ours));
-            found.raw.add(each(theirs));
-            found.allocations += allocations;
         }
-    }
+        anyhow::Ok(())
+    })?;
     Ok(found)
 }
 

@@ -4,7 +4,10 @@ use std::sync::Arc;
 
 use anyhow::{Result, ensure};
 use cudarc::driver::{DeviceRepr, ValidAsZeroBits};
-use nccl_rs::{CommunicatorConfig, Element, Memory, ReduceOp, SignalWait, Version, WindowKind};
+use nccl_rs::{
+    CommunicatorConfig, Element, Memory, ReduceOp, SignalWait, Version, WindowKind,
+    cudarc::{reading, writing},
+};
 
 use super::{Rank, Ranks};
 use crate::rig::{LIMIT, NotRun};
@@ -228,22 +231,18 @@ fn with_memory(
 
 #[expect(unsafe_code, reason = "makes a view of memory")]
 fn sum_within(rank: &Rank, memory: &Memory) -> Result<()> {
-    let (comm, stream) = (&rank.comm, rank.stream());
+    let comm = &rank.comm;
     let own = input::<u32>(comm.rank(), COUNT);
     // SAFETY: the stream is waited for below, while the memory lives; work is in the stream's order.
     let mut there = unsafe { memory.dst::<u32>(0..COUNT) }?;
     let src = rank.stream.clone_htod(&own)?;
-    {
-        let src = nccl_rs::cudarc::Reading::new(&src, &rank.stream)?;
-        comm.all_reduce(&src, &mut there, ReduceOp::Sum, &stream)?;
-    }
+    reading(&src, &rank.stream, |src, stream| comm.all_reduce(src, &mut there, ReduceOp::Sum, stream))?;
     // SAFETY: the same.
     let from = unsafe { memory.src::<u32>(0..COUNT) }?;
     let mut landing = rank.stream.alloc_zeros::<u32>(COUNT)?;
-    {
-        let mut to = nccl_rs::cudarc::Writing::new(&mut landing, &rank.stream)?;
-        comm.send_recv(&from, comm.rank(), &mut to, comm.rank(), &stream)?;
-    }
+    writing(&mut landing, &rank.stream, |to, stream| {
+        comm.send_recv(&from, comm.rank(), to, comm.rank(), stream)
+    })?;
     let found = rank.stream.clone_dtoh(&landing)?;
     ensure!(rank.is_idle_within(LIMIT)?, "the stream did not end");
     same("a sum in memory of the library's", &found, &reduced(ReduceOp::Sum, comm.size(), COUNT))
@@ -261,20 +260,22 @@ pub(crate) fn signals(ranks: &Ranks) -> Result<()> {
             return Err(NotRun("the library makes no window here".to_owned()).into());
         };
         let own = rank.stream.clone_htod(&input::<u32>(comm.rank(), COUNT))?;
-        {
-            let own = nccl_rs::cudarc::Reading::new(&own, &rank.stream)?;
-            comm.put_signal(&own, next, &window, COUNT * 4, &stream)?;
-        }
+        reading(&own, &rank.stream, |own, stream| {
+            // SAFETY: the windows are alike, and stay until all ranks have finalized; nobody else uses that half.
+            unsafe { comm.put_signal(own, next, &window, COUNT * 4, stream) }
+        })?;
         comm.wait_signals(&[SignalWait { peer: previous, count: 1 }], &stream)?;
         // SAFETY: the stream is waited for below, while the memory lives; the peer wrote before it signalled.
         let from = unsafe { memory.src::<u32>(COUNT..2 * COUNT) }?;
         let mut landing = rank.stream.alloc_zeros::<u32>(COUNT)?;
-        {
-            let mut to = nccl_rs::cudarc::Writing::new(&mut landing, &rank.stream)?;
-            comm.send_recv(&from, comm.rank(), &mut to, comm.rank(), &stream)?;
-        }
+        writing(&mut landing, &rank.stream, |to, stream| {
+            comm.send_recv(&from, comm.rank(), to, comm.rank(), stream)
+        })?;
         ensure!(rank.is_idle_within(LIMIT)?, "the stream did not end");
-        same("what a peer put", &rank.stream.clone_dtoh(&landing)?, &input::<u32>(previous, COUNT))
+        same("what a peer put", &rank.stream.clone_dtoh(&landing)?, &input::<u32>(previous, COUNT))?;
+        // What this rank put is there as well once all ranks are here.
+        rank.run_in_place(&[1_u32], |there| comm.all_reduce_in_place(there, ReduceOp::Sum, &stream))?;
+        Ok(())
     })?;
     Ok(())
 }

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail, ensure};
 use cudarc::driver::CudaContext;
-use nccl_rs::{Communicator, CommunicatorConfig, CommunicatorDesc, Error, ReduceOp, Shrink};
+use nccl_rs::{Communicator, CommunicatorConfig, CommunicatorDesc, Error, ReduceOp, Shrink, cudarc::writing};
 
 use super::{Rank, Ranks};
 use crate::{forked, rig::LIMIT};
@@ -20,6 +20,17 @@ pub(crate) fn right_device(ranks: &Ranks) -> Result<()> {
         Ok((rank.comm.rank(), rank.comm.device()))
     })?;
     ensure!(places.iter().all(|(rank, device)| rank == device), "{places:?}");
+    // Without a device named, it is the calling thread's current one, whether the call blocks or not.
+    for config in Ranks::ways() {
+        let id = ranks.nccl.unique_id()?;
+        ranks.threads(|number| {
+            let _current = CudaContext::new(number as usize)?;
+            let desc = CommunicatorDesc::new(id, number, ranks.size).config(config.clone());
+            let comm = Communicator::init(&ranks.nccl, &desc)?;
+            ensure!(comm.device() == number, "{comm:?}");
+            Ok(comm.finalize(LIMIT)?)
+        })?;
+    }
     Ok(())
 }
 
@@ -131,12 +142,11 @@ pub(crate) fn aborted(ranks: &Ranks) -> Result<()> {
             ensure!(sum_of_ones(&rank)? == ranks.size, "a wrong sum");
             let handle = rank.comm.abort_handle();
             if rank.comm.rank() != round % ranks.size {
-                let (comm, stream) = (&rank.comm, rank.stream());
+                let comm = &rank.comm;
                 let mut buffer = rank.stream.clone_htod(&[1_u32])?;
-                {
-                    let mut buffer = nccl_rs::cudarc::Writing::new(&mut buffer, &rank.stream)?;
-                    comm.all_reduce_in_place(&mut buffer, ReduceOp::Sum, &stream)?;
-                }
+                writing(&mut buffer, &rank.stream, |buffer, stream| {
+                    comm.all_reduce_in_place(buffer, ReduceOp::Sum, stream)
+                })?;
                 ensure!(!rank.is_idle_within(Duration::from_millis(50))?, "it ended without a rank");
             }
             let start = Instant::now();

@@ -9,8 +9,8 @@ use std::{sync::Arc, thread, time::Duration};
 use anyhow::{Context as _, Result, anyhow, ensure};
 use cudarc::driver::{CudaContext, CudaStream, DeviceRepr, ValidAsZeroBits};
 use nccl_rs::{
-    Communicator, CommunicatorConfig, CommunicatorDesc, Element, Nccl, Stream,
-    cudarc::{Reading, Writing},
+    Communicator, CommunicatorConfig, CommunicatorDesc, Dst, Element, Nccl, Src, Stream,
+    cudarc::{moving, writing},
 };
 use serde_json::json;
 
@@ -125,14 +125,11 @@ impl Rank {
         &self,
         own: &[T],
         count: usize,
-        call: impl FnOnce(&Reading<'_>, &mut Writing<'_>) -> Result<(), nccl_rs::Error>,
+        call: impl FnOnce(&Src<'_>, &mut Dst<'_>) -> Result<(), nccl_rs::Error>,
     ) -> Result<Vec<T>> {
         let src = self.stream.clone_htod(own)?;
         let mut dst = self.stream.alloc_zeros::<T>(count)?;
-        {
-            let (src, mut dst) = (Reading::new(&src, &self.stream)?, Writing::new(&mut dst, &self.stream)?);
-            call(&src, &mut dst)?;
-        }
+        moving(&src, &mut dst, &self.stream, |src, dst, _| call(src, dst))?;
         Ok(self.stream.clone_dtoh(&dst)?)
     }
 
@@ -140,10 +137,10 @@ impl Rank {
     fn run_in_place<T: Element + DeviceRepr>(
         &self,
         own: &[T],
-        call: impl FnOnce(&mut Writing<'_>) -> Result<(), nccl_rs::Error>,
+        call: impl FnOnce(&mut Dst<'_>) -> Result<(), nccl_rs::Error>,
     ) -> Result<Vec<T>> {
         let mut buffer = self.stream.clone_htod(own)?;
-        call(&mut Writing::new(&mut buffer, &self.stream)?)?;
+        writing(&mut buffer, &self.stream, |buffer, _| call(buffer))?;
         Ok(self.stream.clone_dtoh(&buffer)?)
     }
 

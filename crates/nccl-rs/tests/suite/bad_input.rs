@@ -201,3 +201,83 @@ fn windows_need_a_communicator_that_blocks() {
     });
     assert!(error.to_string().contains("blocking(true)"), "{error}");
 }
+
+#[test]
+fn lengths_that_no_memory_has() {
+    #[expect(unsafe_code, reason = "makes views of no memory")]
+    fn huge(count: usize) -> (Src<'static>, Dst<'static>) {
+        let address = std::ptr::without_provenance_mut(4096);
+        // SAFETY: every call is refused, and does not use the view.
+        let from = unsafe { Src::new(address, count, DataType::I32) };
+        // SAFETY: the same.
+        (from, unsafe { Dst::new(address, count, DataType::I32) })
+    }
+    for count in [usize::MAX, usize::MAX / 2 + 1, usize::MAX / 4, usize::MAX / 4 + 1, usize::MAX / 8 + 1] {
+        let check = |call: fn(&Rank<'_>, Src<'_>, Dst<'_>) -> Result<(), Error>| {
+            let error = refused(|rank| {
+                let (from, to) = huge(count);
+                call(rank, from, to)
+            });
+            assert!(matches!(error, Error::Invalid { .. } | Error::Length { .. }), "{error}");
+        };
+        check(|rank, from, mut to| rank.comm.all_reduce(&from, &mut to, ReduceOp::Sum, &rank.stream()));
+        check(|rank, _, mut to| rank.comm.all_reduce_in_place(&mut to, ReduceOp::Sum, &rank.stream()));
+        check(|rank, _, mut to| rank.comm.all_gather_in_place(&mut to, &rank.stream()));
+        check(|rank, from, mut to| rank.comm.all_gather(&from, &mut to, &rank.stream()));
+        check(|rank, _, mut to| rank.comm.reduce_scatter_in_place(&mut to, ReduceOp::Sum, &rank.stream()));
+        check(|rank, from, mut to| rank.comm.all_to_all(&from, &mut to, &rank.stream()));
+        check(|rank, from, mut to| rank.comm.gather(&from, Some(&mut to), rank.comm.rank(), &rank.stream()));
+        check(|rank, from, mut to| rank.comm.scatter(Some(&from), &mut to, rank.comm.rank(), &rank.stream()));
+        check(|rank, from, _| rank.comm.send(&from, 0, &rank.stream()));
+        check(|rank, _, mut to| rank.comm.recv(&mut to, 0, &rank.stream()));
+    }
+}
+
+#[test]
+fn no_elements_need_no_memory() {
+    let rig = Rig::new();
+    rig.ranks(2, &CommunicatorConfig::new(), |rank| {
+        #[expect(unsafe_code, reason = "makes views of no elements")]
+        // SAFETY: there are no elements.
+        let from = unsafe { Src::new(std::ptr::null_mut(), 0, DataType::F32) };
+        #[expect(unsafe_code, reason = "makes views of no elements")]
+        // SAFETY: the same.
+        let mut to = unsafe { Dst::new(std::ptr::null_mut(), 0, DataType::F32) };
+        let (comm, stream) = (&rank.comm, rank.stream());
+        comm.all_reduce(&from, &mut to, ReduceOp::Sum, &stream).unwrap();
+        comm.all_gather(&from, &mut to, &stream).unwrap();
+        comm.reduce_scatter(&from, &mut to, ReduceOp::Sum, &stream).unwrap();
+        comm.all_to_all(&from, &mut to, &stream).unwrap();
+        comm.gather(&from, Some(&mut to), 0, &stream).unwrap();
+        comm.broadcast(Some(&from), &mut to, 0, &stream).unwrap();
+        comm.send_recv(&from, 1 - comm.rank(), &mut to, 1 - comm.rank(), &stream).unwrap();
+        rank.synchronize();
+    });
+}
+
+#[test]
+fn numbers_that_the_library_has_no_room_for() {
+    let error = refused(|rank| {
+        let wait = nccl_rs::SignalWait { peer: 0, count: 1 << 31 };
+        rank.comm.wait_signals(&[wait], &rank.stream())
+    });
+    assert!(error.to_string().contains("2147483648"), "{error}");
+    let grow = |size| move |rank: &Rank<'_>| rank.comm.grow(size, None, &CommunicatorConfig::new()).map(drop);
+    assert!(matches!(refused(grow(1 << 31)), Error::Rank { .. }));
+    assert!(matches!(refused(grow(0)), Error::Rank { .. }));
+    let rig = Rig::new();
+    let id = rig.nccl.unique_id().unwrap();
+    for (rank, size) in [(0, 0), (0, u32::MAX), (u32::MAX, u32::MAX)] {
+        let error = Communicator::init(&rig.nccl, &CommunicatorDesc::new(id, rank, size)).unwrap_err();
+        assert_eq!(error, Error::Rank { rank, size });
+    }
+}
+
+#[test]
+fn a_buffer_of_one_stream_in_another() {
+    let error = refused(|rank| {
+        let from = src(&[1]).within(&Stream::LEGACY);
+        rank.comm.all_reduce(&from, &mut dst(&mut [0]), ReduceOp::Sum, &rank.stream())
+    });
+    assert_eq!(error.to_string(), "ncclAllReduce: the source is in use on another stream than the call's");
+}

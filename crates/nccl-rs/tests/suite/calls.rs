@@ -214,7 +214,9 @@ fn what_is_put_in_a_window_is_there_after_its_signal() {
         let window = rank.comm.window(&memory, WindowKind::Symmetric).unwrap().unwrap();
         assert_eq!((window.size_bytes(), window.kind()), (4096, WindowKind::Symmetric));
         let (own, other, stream) = ([rank.comm.rank() + 7], 1 - rank.comm.rank(), rank.stream());
-        rank.comm.put_signal(&src(&own), other, &window, 8, &stream).unwrap();
+        #[expect(unsafe_code, reason = "puts data in a peer's window")]
+        // SAFETY: the windows are alike and stay until both ranks have waited; nobody else uses those bytes.
+        unsafe { rank.comm.put_signal(&src(&own), other, &window, 8, &stream) }.unwrap();
         rank.comm.signal(other, &stream).unwrap();
         rank.comm.wait_signals(&[SignalWait { peer: other, count: 2 }], &stream).unwrap();
         let mut read = [0_u32];
@@ -228,6 +230,9 @@ fn what_is_put_in_a_window_is_there_after_its_signal() {
         assert_eq!(read, [other + 7]);
         drop(rank.comm.register(&memory).unwrap());
     });
+    for call in ["ncclCommRegister", "ncclCommDeregister", "ncclCommWindowDeregister"] {
+        assert_eq!(rig.library.calls(call), 2, "{call}");
+    }
 }
 
 #[test]

@@ -188,3 +188,72 @@ fn a_dropped_communicator_with_work_that_never_ends_is_aborted() {
     assert!(start.elapsed() < LIMIT);
     assert!(rig.library.calls("ncclCommAbort") >= 1);
 }
+
+/// Looks until something is so, for as long as anything may take.
+fn comes(is_so: impl Fn() -> bool) -> bool {
+    let end = Instant::now() + LIMIT;
+    while !is_so() && Instant::now() < end {
+        std::thread::yield_now();
+    }
+    is_so()
+}
+
+#[test]
+fn what_blocks_for_good_does_not_keep_calls_and_drops() {
+    let rig = Rig::new();
+    let config = CommunicatorConfig::new().blocking(true).patience(Duration::from_millis(20));
+    let (leave, left) = mpsc::channel();
+    let left = std::sync::Mutex::new(left);
+    rig.ranks(2, &config, |rank| {
+        if rank.comm.rank() == 1 {
+            left.lock().unwrap().recv().unwrap();
+            return;
+        }
+        let split = rank.comm.split(Some(0), 0, &config);
+        assert!(matches!(split, Err(Error::TimedOut { what: "ncclCommSplit", .. })), "{split:?}");
+        let start = Instant::now();
+        assert!(matches!(rank.comm.check(), Err(Error::TimedOut { .. })));
+        let reduced = rank.comm.all_reduce(&src(&[1]), &mut dst(&mut [0]), ReduceOp::Sum, &rank.stream());
+        assert!(matches!(reduced, Err(Error::TimedOut { .. })));
+        assert!(rank.comm.as_raw().is_null());
+        rank.drop_communicator();
+        assert!(start.elapsed() < LIMIT / 4, "{:?}", start.elapsed());
+        leave.send(()).unwrap();
+    });
+}
+
+#[test]
+fn a_communicator_that_comes_too_late_is_aborted() {
+    let rig = Rig::new();
+    let id = rig.nccl.unique_id().unwrap();
+    let config = CommunicatorConfig::new().blocking(true);
+    let short = config.clone().patience(Duration::from_millis(20));
+    let late = Communicator::init(&rig.nccl, &CommunicatorDesc::new(id, 0, 2).config(short)).unwrap_err();
+    assert_eq!(late.class(), ErrorClass::TimedOut);
+    let peer = Communicator::init(&rig.nccl, &CommunicatorDesc::new(id, 1, 2).config(config)).unwrap();
+    assert!(comes(|| rig.library.calls("ncclCommAbort") == 1));
+    peer.abort(LIMIT).unwrap();
+}
+
+#[test]
+fn a_window_that_comes_too_late_is_given_back_with_its_memory() {
+    let rig = Rig::new();
+    let config = CommunicatorConfig::new().blocking(true).patience(Duration::from_millis(50));
+    let (made, is_made) = mpsc::channel();
+    let is_made = std::sync::Mutex::new(is_made);
+    rig.ranks(2, &config, |rank| {
+        let memory = std::sync::Arc::new(nccl_rs::Memory::alloc(&rig.nccl, None, 4096).unwrap());
+        if rank.comm.rank() == 0 {
+            let late = rank.comm.window(&memory, nccl_rs::WindowKind::Plain).unwrap_err();
+            assert_eq!(late.class(), ErrorClass::TimedOut);
+            // Still in use by the library.
+            assert_eq!(std::sync::Arc::strong_count(&memory), 2);
+            made.send(()).unwrap();
+            assert!(comes(|| std::sync::Arc::strong_count(&memory) == 1));
+        } else {
+            is_made.lock().unwrap().recv().unwrap();
+            drop(rank.comm.window(&memory, nccl_rs::WindowKind::Plain).unwrap().unwrap());
+        }
+    });
+    assert_eq!(rig.library.calls("ncclCommWindowDeregister"), 2);
+}

@@ -6,6 +6,7 @@ mod bad_input;
 mod calls;
 mod faults;
 mod forks;
+mod groups;
 mod lifecycle;
 mod loading;
 mod rig;

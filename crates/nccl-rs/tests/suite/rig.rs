@@ -2,7 +2,7 @@
 
 use std::{thread, time::Duration};
 
-use nccl_rs::{Communicator, CommunicatorConfig, CommunicatorDesc, Dst, Element, Nccl, Src, Stream};
+use nccl_rs::{Communicator, CommunicatorConfig, CommunicatorDesc, Dst, Element, Error, Nccl, Src, Stream};
 use warpweft_stand_in_nccl::{StandIn, Stream as StandInStream};
 
 /// Longer than anything here takes.
@@ -61,6 +61,11 @@ impl Rank<'_> {
     pub(crate) fn stream(&self) -> Stream<'_> {
         // SAFETY: the stream lives for as long as this borrow, and the stand-in knows no devices.
         unsafe { Stream::from_raw(self.stream.raw()) }
+    }
+
+    /// Takes the communicator out, for whoever ends it, and keeps another.
+    pub(crate) fn replace_communicator(&mut self, other: Result<Communicator, Error>) -> Communicator {
+        std::mem::replace(&mut self.comm, other.unwrap())
     }
 
     /// Waits until the stream has done everything.

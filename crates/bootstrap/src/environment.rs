@@ -92,6 +92,13 @@ const FAMILIES: [Names; 5] = [
     },
 ];
 
+/// The variables by which launchers say who a process is, for a launcher that has to clear others' words.
+pub fn role_variables() -> impl Iterator<Item = &'static str> {
+    let roles =
+        FAMILIES.iter().flat_map(|names| [names.rank, names.size, names.local_rank, names.local_size]);
+    roles.chain([CHOICE, "TORCHELASTIC_USE_AGENT_STORE"])
+}
+
 const CHOICE: &str = "WARPWEFT_ENVIRONMENT";
 const ADDRESS: &str = "WARPWEFT_ADDRESS";
 const TOKEN: &str = "WARPWEFT_TOKEN";

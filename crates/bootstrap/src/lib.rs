@@ -77,7 +77,7 @@ mod unique_id;
 pub use config::{Bind, JoinConfig, LimitConfig, PulseConfig};
 #[cfg(unix)]
 pub use descriptors::Parcel;
-pub use environment::{Environment, EnvironmentError, Family};
+pub use environment::{Environment, EnvironmentError, Family, role_variables};
 pub use error::{GroupError, JoinError, Refusal};
 pub use frame::{FrameError, PROTOCOL};
 pub use group::{Group, HealthWatch};

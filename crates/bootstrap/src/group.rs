@@ -224,7 +224,8 @@ impl Group {
 
     /// Follows changes of health from now on.
     pub fn watch(&self) -> HealthWatch {
-        let next = self.shared.lock().changes.count();
+        // In a fork the lock may be held for ever, and the watch will say so when it is asked.
+        let next = self.check_process().map_or(0, |()| self.shared.lock().changes.count());
         HealthWatch { shared: Arc::clone(&self.shared), next, process: self.process }
     }
 

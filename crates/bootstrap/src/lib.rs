@@ -55,6 +55,9 @@ mod descriptors;
 mod environment;
 mod error;
 mod frame;
+#[cfg(feature = "__fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing;
 mod gather;
 mod group;
 mod health;
@@ -70,6 +73,8 @@ mod reform;
 mod rendezvous;
 mod service;
 mod shared;
+#[cfg(test)]
+mod simulation;
 mod spoke;
 mod token;
 mod unique_id;

@@ -82,7 +82,7 @@ impl Inbox {
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-struct Letter {
+pub(crate) struct Letter {
     from: Rank,
     epoch: u32,
     descriptor_count: u32,

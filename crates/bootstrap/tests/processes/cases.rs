@@ -11,7 +11,7 @@ use crate::{
 };
 
 pub(crate) fn all() -> Vec<Trial> {
-    let cases: [(&str, fn()); 15] = [
+    let cases: [(&str, fn()); 16] = [
         ("a_killed_member_is_known_to_all_at_once", a_killed_member_is_known_to_all_at_once),
         ("a_killed_rank_0_is_known_to_all_at_once", a_killed_rank_0_is_known_to_all_at_once),
         ("a_call_under_way_ends_when_a_member_is_killed", a_call_under_way_ends_when_a_member_is_killed),
@@ -29,6 +29,7 @@ pub(crate) fn all() -> Vec<Trial> {
             a_member_killed_while_the_group_forms_is_replaced,
         ),
         ("descriptors_cross_processes", descriptors_cross_processes),
+        ("a_fork_is_told_so_and_holds_nobody_up", a_fork_is_told_so_and_holds_nobody_up),
         ("two_processes_with_one_device_are_refused", two_processes_with_one_device_are_refused),
     ];
     cases
@@ -283,5 +284,24 @@ fn two_processes_with_one_device_are_refused() {
     for actor in &mut cast {
         let said = actor.hear();
         assert!(said.starts_with("failed Refused(DuplicateDevice { ranks: [Rank(0), Rank(2)]"), "{said}");
+    }
+}
+
+/// The fork has the sockets of its parent, which therefore stay open when that dies.
+fn a_fork_is_told_so_and_holds_nobody_up() {
+    for forker in [1, 0] {
+        let mut cast = Cast::met(3);
+        let said = cast.actors[forker].ask("fork");
+        let (word, child) = said.split_once(' ').unwrap();
+        assert_eq!(word, "forked");
+        assert!(cast.ask_all("barrier still 20000").iter().all(|answer| answer == "ok"));
+        let killed = clock_ns();
+        cast.actors.remove(forker).kill();
+        for answer in cast.ask_all(&format!("lost {forker} 20000")) {
+            assert!(answer.starts_with("Lost(Exited)"), "{answer}");
+            assert!(after(&answer, killed) < Duration::from_millis(500), "{answer} killed {killed}");
+        }
+        let child = rustix::process::Pid::from_raw(child.parse().unwrap()).unwrap();
+        rustix::process::kill_process(child, Signal::KILL).unwrap();
     }
 }

@@ -2,12 +2,13 @@
 //!
 //! The program is its own cast: with `member` as its first word it is a member that does what it reads.
 #![expect(clippy::panic, clippy::unwrap_used, reason = "a failed step fails the test")]
-#![forbid(unsafe_code)]
 
 #[cfg(unix)]
 mod cases;
 #[cfg(unix)]
 mod cast;
+#[cfg(unix)]
+mod fork;
 #[cfg(unix)]
 mod member;
 

@@ -7,7 +7,7 @@ use std::{
 };
 
 use rustix::time::{ClockId, clock_gettime};
-use warpweft_bootstrap::{Group, Health, JoinConfig, PulseConfig, Rank, Rendezvous, Successor};
+use warpweft_bootstrap::{Group, GroupError, Health, JoinConfig, PulseConfig, Rank, Rendezvous, Successor};
 use warpweft_core_types::DeviceUuid;
 
 /// Nanoseconds of a clock that all processes of a host share.
@@ -121,13 +121,42 @@ impl Stage {
             "reform" => self.reform(words[1].parse().unwrap(), within()),
             "send" => self.send(Rank(words[1].parse().unwrap()), within()),
             "receive" => self.receive(Rank(words[1].parse().unwrap()), within()),
-            "devices" => say(self.group().members().len()),
+            "fork" => self.fork(),
             "leave" => {
                 self.groups.clear();
                 say("ok");
             }
             "exit" => std::process::exit(0),
             other => panic!("{other}"),
+        }
+    }
+
+    /// The new process tries everything, then keeps the sockets it has inherited until it is killed.
+    fn fork(&mut self) {
+        let child = crate::fork::fork_process();
+        if child != 0 {
+            return;
+        }
+        let group = self.groups.pop().unwrap();
+        let second = Duration::from_secs(1);
+        let errors = [
+            group.barrier("x", second).unwrap_err(),
+            group.abort("x").unwrap_err(),
+            group.health().unwrap_err(),
+            group.check().unwrap_err(),
+            group.wait_health(second, |_| false).unwrap_err(),
+            group.send_descriptors(Rank(0), &[], b"", second).unwrap_err(),
+            group.receive_descriptors(Rank(0), second).unwrap_err(),
+            group.watch().next(second).unwrap_err(),
+            group.successor().unwrap_err(),
+        ];
+        let is_forked = |error: &GroupError| matches!(error, GroupError::Forked { .. });
+        let reform = group.reform(second).is_err();
+        let all = reform && errors.iter().all(is_forked);
+        drop(group);
+        say(format_args!("{} {}", if all { "forked" } else { "wrong" }, std::process::id()));
+        loop {
+            std::thread::park();
         }
     }
 

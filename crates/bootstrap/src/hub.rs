@@ -518,3 +518,6 @@ impl Hub {
         self.actions.extend(conns.map(|conn| HubAction::Send { conn, message: message.clone() }));
     }
 }
+
+#[cfg(test)]
+mod tests;

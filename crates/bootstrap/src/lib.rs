@@ -73,8 +73,6 @@ mod reform;
 mod rendezvous;
 mod service;
 mod shared;
-#[cfg(test)]
-mod simulation;
 mod spoke;
 mod token;
 mod unique_id;

@@ -303,6 +303,7 @@ impl Group {
         if member == here { Ok(()) } else { Err(GroupError::Forked { member, here }) }
     }
 
+    #[cfg(target_os = "linux")]
     pub(crate) fn shared(&self) -> &Shared {
         &self.shared
     }

@@ -46,10 +46,8 @@ pub(crate) struct Launch {
 pub(crate) struct Rank {
     /// The process that has to be the parent.
     #[arg(long)]
-    #[cfg_attr(not(target_os = "linux"), expect(dead_code, reason = "only Linux tells of a parent's death"))]
     pub(crate) launcher: i32,
     #[arg(last = true, required = true)]
-    #[cfg_attr(not(unix), expect(dead_code, reason = "nothing is launched there"))]
     pub(crate) program: Vec<OsString>,
 }
 

@@ -17,7 +17,7 @@ const VERSION: u8 = 1;
 
 /// Where rank 0 is, which run it belongs to, and the token: whoever has it may join.
 ///
-/// Rank 0 makes one with [`Meeting point`](crate::Host) and hands it to the others by any means that keeps it
+/// Rank 0 makes one with a [`Host`] and hands it to the others by any means that keeps it
 /// secret. It has as many bytes as NCCL's unique id, so what carries one can carry the other.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct UniqueId([u8; 128]);

@@ -3,6 +3,8 @@
 #![forbid(unsafe_code)]
 
 mod calls;
+#[cfg(target_os = "linux")]
+mod descriptors;
 mod environment;
 mod hostile;
 mod joining;

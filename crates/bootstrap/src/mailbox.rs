@@ -18,6 +18,7 @@ use std::{
 };
 
 use mio::{Interest, Registry, Token as Slot, unix::SourceFd};
+use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketType,
@@ -405,14 +406,14 @@ fn new_socket() -> io::Result<OwnedFd> {
     Ok(rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SOCKET_FLAGS, None)?)
 }
 
-/// The user is checked here, the process number is returned where the system tells it.
+/// The user is checked here; the process number is returned if it is one of our namespace.
 fn peer(stream: &OwnedFd) -> io::Result<Option<u32>> {
-    let peer = rustix::net::sockopt::socket_peercred(stream)?;
-    let is_trusted = peer.uid == rustix::process::geteuid() || peer.uid.is_root();
+    let peer = getsockopt(stream, PeerCredentials)?;
+    let is_trusted = peer.uid() == rustix::process::geteuid().as_raw() || peer.uid() == 0;
     if !is_trusted {
         return Err(ErrorKind::PermissionDenied.into());
     }
-    Ok(u32::try_from(peer.pid.as_raw_nonzero().get()).ok())
+    Ok(u32::try_from(peer.pid()).ok().filter(|pid| *pid != 0))
 }
 
 fn watch(registry: &Registry, descriptor: BorrowedFd<'_>, slot: Slot) -> io::Result<()> {

@@ -80,7 +80,8 @@ fn a_half_open_connection_is_given_up() {
 
 #[test]
 fn ten_thousand_connections_do_not_keep_members_away() {
-    const AT_ONCE: usize = 1000;
+    // Fewer than the descriptors that a process commonly may have.
+    const AT_ONCE: usize = 400;
     form_despite(|address| {
         let mut open = std::collections::VecDeque::new();
         for _ in 0..10_000 {

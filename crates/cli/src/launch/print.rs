@@ -1,7 +1,7 @@
 //! Output of all ranks, passed on by one thread: whole lines with their rank, nothing lost, both streams apart.
 
 use std::{
-    io::{self, ErrorKind, IsTerminal as _, Read as _, Write},
+    io::{self, ErrorKind, IsTerminal as _, PipeReader, PipeWriter, Read as _, Write},
     os::fd::{AsFd as _, OwnedFd},
     process::{ChildStderr, ChildStdout},
     sync::OnceLock,
@@ -39,12 +39,12 @@ enum Stream {
 pub(crate) struct Printer {
     thread: JoinHandle<()>,
     /// Closed when every rank has ended, since their children may hold the other pipes for ever.
-    end: OwnedFd,
+    end: PipeWriter,
 }
 
 impl Printer {
     pub(crate) fn start(outputs: Vec<(ChildStdout, ChildStderr)>, has_prefix: bool) -> io::Result<Self> {
-        let (ended, end) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
+        let (ended, end) = io::pipe()?;
         let mut sources = Vec::new();
         for ((out, err), rank) in outputs.into_iter().zip(0..) {
             sources.push(Source::new(rank, Stream::Out, out.into()));
@@ -149,7 +149,7 @@ struct Merge {
 }
 
 impl Merge {
-    fn run(mut self, ended: &OwnedFd) {
+    fn run(mut self, ended: &PipeReader) {
         let mut is_ending = false;
         while self.sources.iter().any(|source| source.pipe.is_some()) {
             let timeout = if is_ending { Some(Duration::ZERO) } else { self.patience() };
@@ -176,7 +176,7 @@ impl Merge {
     }
 
     /// Which sources have something to read, and whether every rank has ended.
-    fn wait(&self, ended: &OwnedFd, timeout: Option<Duration>) -> (Vec<usize>, bool) {
+    fn wait(&self, ended: &PipeReader, timeout: Option<Duration>) -> (Vec<usize>, bool) {
         let open = self.sources.iter().enumerate();
         let open = open.filter_map(|(index, source)| Some((index, source.pipe.as_ref()?)));
         let (indices, mut descriptors): (Vec<usize>, Vec<PollFd<'_>>) =

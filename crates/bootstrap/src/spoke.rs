@@ -287,7 +287,11 @@ impl Spoke {
         {
             return self.lose_leader(how);
         }
-        self.actions.push_back(SpokeAction::Health { rank, health });
+        // Whether we answered in time is for the others to know.
+        let is_own = matches!(&self.stage, Stage::Joined(joined) if joined.own.rank == rank);
+        if !is_own || !health.is_present() {
+            self.actions.push_back(SpokeAction::Health { rank, health });
+        }
     }
 
     fn interrupted(&mut self, now: Moment, how: Loss) {

@@ -478,6 +478,9 @@ fn check_losses(world: &World) {
             let is_ours = matches!(fate, Fate::Crash(_) | Fate::CutOff(_));
             let is_due = is_ours && (other.index() == victim || rank == victim || victim == 0);
             assert!(*word != "lost" || is_due, "{rank} lost {other}");
+            // One that was stopped itself does not suspect those who could not reach it.
+            let is_slow = matches!(fate, Fate::Stop(..)) && other.index() == victim && rank != victim;
+            assert!(*word != "suspect" || is_due || is_slow, "{rank} suspected {other}");
         }
     }
 }

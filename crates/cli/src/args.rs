@@ -11,6 +11,7 @@ Examples:
   warpweft perf copy -b 1M -e 256M       every pair of devices, beside the raw calls
   warpweft topo --backend host --measure what is linked to what, and how fast
   warpweft demo --backend vulkan         the devices of any Vulkan driver
+  warpweft launch -n 4 -- ./program      four processes of one job
   warpweft doctor                        what is missing, and how to get it";
 
 /// One program, many accelerators: try the devices, measure them, find out what is missing.
@@ -32,6 +33,11 @@ pub(crate) enum Command {
     Topo(Topo),
     /// Say what is there, what is missing, and how to get it.
     Doctor(Doctor),
+    /// Start the processes of one job, watch them, and gather their output.
+    Launch(crate::launch::Launch),
+    /// Become one of these processes.
+    #[command(hide = true)]
+    Rank(crate::launch::Rank),
 }
 
 #[derive(Debug, Subcommand)]

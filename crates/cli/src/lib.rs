@@ -1,7 +1,8 @@
 //! The `warpweft` command as a library, so that benchmarks measure with the same code.
 //!
 //! `warpweft demo` shows what works on this machine, `warpweft perf` measures it beside the raw calls,
-//! `warpweft topo` shows what is linked to what, and `warpweft doctor` says what is missing and how to get it.
+//! `warpweft topo` shows what is linked to what, `warpweft doctor` says what is missing and how to get it, and
+//! `warpweft launch` starts the processes of a job.
 //! `warpweft --help` has examples.
 
 mod args;
@@ -14,6 +15,7 @@ mod floor;
 mod floor;
 mod impersonate;
 mod kernels;
+mod launch;
 pub mod measure;
 mod output;
 mod perf;
@@ -42,6 +44,8 @@ pub fn run_with(arguments: impl IntoIterator<Item = impl Into<OsString> + Clone>
         args::Command::Perf(args::Perf::Launch(launch)) => perf::launch::run(launch),
         args::Command::Topo(topo) => topo::run(topo),
         args::Command::Doctor(doctor) => doctor::run(doctor),
+        args::Command::Launch(launch) => launch::run(launch),
+        args::Command::Rank(rank) => launch::become_rank(rank),
     };
     let code = result.unwrap_or_else(|error| output::fail(&error));
     #[cfg(feature = "vulkan")]

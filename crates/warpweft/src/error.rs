@@ -49,6 +49,14 @@ pub enum Error {
     /// There is no path between two nodes of a topology.
     #[error(transparent)]
     Path(#[from] PathError),
+    /// A process could not join a group.
+    #[cfg(feature = "bootstrap")]
+    #[error(transparent)]
+    Join(#[from] warpweft_bootstrap::JoinError),
+    /// A group could not do what it was asked.
+    #[cfg(feature = "bootstrap")]
+    #[error(transparent)]
+    Group(#[from] warpweft_bootstrap::GroupError),
     /// Submitted work failed.
     #[error("{0}")]
     Failed(Arc<Failure>),
@@ -70,6 +78,10 @@ impl Error {
             Self::Transfer(error) => error.class(),
             Self::Topology(_) => ErrorClass::Usage,
             Self::Path(_) => ErrorClass::Unsupported,
+            #[cfg(feature = "bootstrap")]
+            Self::Join(error) => error.class(),
+            #[cfg(feature = "bootstrap")]
+            Self::Group(error) => error.class(),
             Self::Failed(failure) => failure.class(),
         }
     }

@@ -27,6 +27,7 @@
 //! - `host` (default): CPU devices, [`host`].
 //! - `cuda`: NVIDIA GPUs, `cuda`; the driver is found and loaded at run time.
 //! - `vulkan`: devices of any Vulkan driver, `vulkan`; the loader is found and opened at run time.
+//! - `bootstrap`: processes of one job that find and watch each other, `bootstrap`.
 //! - `wrappers`: devices that inject faults, find races or record traces, `wrappers`.
 //!
 //! A feature makes a backend available; the program says which ones run, by value.
@@ -39,6 +40,9 @@ pub use error::Error;
 pub use runtime::{Runtime, RuntimeBuilder};
 pub use warpweft_core_types::*;
 
+/// Processes of one job that find and watch each other.
+#[cfg(feature = "bootstrap")]
+pub use warpweft_bootstrap as bootstrap;
 /// Which work runs where.
 pub use warpweft_coordinator as coordinator;
 /// NVIDIA GPUs.

@@ -2,6 +2,8 @@
 #![expect(clippy::unwrap_used, reason = "a failed step fails the test")]
 
 mod calls;
+#[cfg(unix)]
+mod launch;
 #[cfg(all(target_os = "linux", feature = "cuda"))]
 mod stand_in;
 mod topo;

@@ -21,7 +21,7 @@ use warpweft_core_types::{
 };
 
 use crate::{
-    block::{Block, ImportError, Source},
+    block::{Block, ImportError},
     capability::PAGE,
     chores::Hold,
     device::VulkanDevice,
@@ -182,7 +182,7 @@ impl Arena {
         if size > self.gpu.capabilities().allocation_bytes {
             return Err(self.too_large(size));
         }
-        let source = Source::Descriptor(Some(descriptor));
+        let source = crate::block::Source::Descriptor(Some(descriptor));
         let block = Block::create(&self.gpu, padded(size), MemoryKind::Device, source);
         let block = block.map_err(|error| self.not_imported(size, MemoryKind::Device, error))?;
         Ok(self.buffer(Place::Whole(block), &BufferDesc::device(size), None, None))

@@ -125,7 +125,7 @@ fn communicators_are_not_made_in_a_group() {
 }
 
 #[test]
-fn a_group_is_one_librarys() {
+fn a_group_is_of_one_library() {
     one_rank(|rig, rank| {
         let other = Rig::new();
         let refused = other.nccl.group(|| sum(&rank, &rank.comm, &mut [0]));

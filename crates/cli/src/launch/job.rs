@@ -74,7 +74,7 @@ impl Job {
             outputs.extend(child.stdout.take().zip(child.stderr.take()));
             ranks.push(Running { child, end: None, is_stopped: false });
         }
-        let printer = Printer::start(outputs, !args.no_prefix)?;
+        let printer = Printer::start(outputs, !args.no_prefix, args.json)?;
         Ok(Self {
             ranks,
             signals,
@@ -107,7 +107,7 @@ impl Job {
                 Err(RecvTimeoutError::Disconnected) => thread::sleep(wait),
             }
         }
-        self.printer.finish();
+        anyhow::ensure!(self.printer.finish(&self.signals), "ended before all output could be passed on");
         let ranks = self.ranks.into_iter().filter_map(|running| running.end).collect();
         Ok(Ended { ranks, first_failure: self.first_failure, time: self.started.elapsed() })
     }
@@ -184,7 +184,8 @@ impl Running {
 
 /// Signals that are passed on, and the news that a child has ended.
 fn signals() -> anyhow::Result<Receiver<i32>> {
-    let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP, SIGCHLD])?;
+    let passed_on = [SIGINT, SIGTERM, SIGHUP].into_iter().filter(|signal| *signal != SIGHUP || !is_nohup());
+    let mut signals = Signals::new(passed_on.chain([SIGCHLD]))?;
     let (sender, receiver) = mpsc::channel();
     thread::Builder::new().name("signals".into()).spawn(move || {
         for signal in signals.forever() {
@@ -194,6 +195,15 @@ fn signals() -> anyhow::Result<Receiver<i32>> {
         }
     })?;
     Ok(receiver)
+}
+
+/// Whether we were started to ignore the end of the terminal, as by `nohup`: then the ranks do so too.
+fn is_nohup() -> bool {
+    // The system's own word, since asking for a signal's action takes unsafe code. Elsewhere it is not known.
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let ignored = ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    ignored.is_some_and(|mask| mask & (1 << (SIGHUP - 1)) != 0)
 }
 
 fn command(args: &Launch, program: &Path, rank: u32) -> Command {

@@ -47,6 +47,9 @@ pub(crate) struct Rank {
     /// The process that has to be the parent.
     #[arg(long)]
     pub(crate) launcher: i32,
+    /// How many files it may open, if the launcher has allowed itself more.
+    #[arg(long)]
+    pub(crate) files: Option<u64>,
     #[arg(last = true, required = true)]
     pub(crate) program: Vec<OsString>,
 }

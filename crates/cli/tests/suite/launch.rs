@@ -230,6 +230,25 @@ fn a_child_that_stays_behind_and_writes_does_not_either() {
 
 #[cfg(target_os = "linux")]
 #[test]
+fn what_a_failed_rank_has_started_is_stopped_too() {
+    let output = run(&["-n", "1", "--no-prefix"], "sleep 600 & echo $!; exit 3");
+    assert_eq!(output.status.code(), Some(3));
+    wait_gone(text(&output.stdout).trim().parse().unwrap());
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn many_ranks_start_where_few_files_are_allowed() {
+    let launcher = env!("CARGO_BIN_EXE_warpweft");
+    let script = format!("ulimit -Sn 48; exec {launcher} launch -n 40 -- sh -c 'ulimit -Sn'");
+    let output = Command::new("sh").args(["-c", &script]).output().unwrap();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let lines = sorted(&output.stdout);
+    assert!(lines.len() == 40 && lines.iter().all(|line| line.ends_with("] 48")), "{lines:?}");
+}
+
+#[cfg(target_os = "linux")]
+#[test]
 fn nohup_holds_for_the_ranks_too() {
     let launcher = env!("CARGO_BIN_EXE_warpweft");
     let script = "echo ready; read line < $FIFO; echo well";

@@ -156,6 +156,8 @@ impl Job {
         }
         if let Some(signal) = Signal::from_named_raw(signal) {
             self.signal_all(signal);
+            // One that is stopped could not act on it.
+            self.signal_all(Signal::CONT);
         }
     }
 

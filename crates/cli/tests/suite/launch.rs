@@ -185,6 +185,22 @@ fn signals_are_passed_on() {
     }
 }
 
+#[cfg(target_os = "linux")]
+#[test]
+fn a_signal_reaches_a_rank_that_is_stopped() {
+    let (mut child, mut stdout) =
+        start(&["-n", "1", "--no-prefix"], "echo $$; kill -STOP $$; exec sleep 600");
+    let mut line = String::new();
+    stdout.read_line(&mut line).unwrap();
+    let (started, stat) = (Instant::now(), format!("/proc/{}/stat", line.trim()));
+    while !std::fs::read_to_string(&stat).unwrap().contains(") T ") {
+        assert!(started.elapsed() < SOON, "it has not stopped");
+        std::thread::yield_now();
+    }
+    kill(child.id(), "-TERM");
+    assert_eq!(child.wait().unwrap().code(), Some(128 + 15));
+}
+
 #[test]
 fn a_second_signal_kills() {
     let script = "trap 'echo caught' INT; echo ready; while :; do sleep 600 & wait; done";

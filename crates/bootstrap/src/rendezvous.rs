@@ -33,8 +33,8 @@ pub enum Rendezvous {
     Id(UniqueId),
     /// Rank 0 writes where it is into a file, which it removes once everybody has come.
     ///
-    /// Only the user can read the file, since it holds the job's token. A file of another run is not used,
-    /// so each run needs a name of its own.
+    /// Only the user can read the file, since it holds the job's token, and one that another user could have
+    /// written is not believed. A file of another run is not used, so each run needs a name of its own.
     File {
         /// The file, in a folder that all members see.
         path: PathBuf,

@@ -58,7 +58,12 @@ impl Calls {
         Self { size, calls: BTreeMap::new(), broken: None, next: vec![0; size], answers: VecDeque::new() }
     }
 
-    pub(crate) fn take(&mut self, now: Moment, rank: Rank, request: CallRequest) -> Result<(), OutOfOrder> {
+    pub(crate) fn take(
+        &mut self,
+        now: Moment,
+        rank: Rank,
+        mut request: CallRequest,
+    ) -> Result<(), OutOfOrder> {
         let sequence = request.sequence;
         let next = &mut self.next[rank.index()];
         if sequence < *next {
@@ -82,6 +87,10 @@ impl Calls {
         });
         call.give_up = call.give_up.min(give_up);
         let mismatch = call.mismatch(rank, &request);
+        if call.failure.is_some() {
+            // Nobody gets it any more, and the call can stay for as long as one member does not come.
+            request.value = Vec::new();
+        }
         call.requests.insert(rank, request);
         match (call.failure.clone(), mismatch) {
             // The others were told when it failed.
@@ -192,5 +201,24 @@ impl Call {
             return Err(CallFailure::TooLarge { size_bytes, limit_bytes });
         }
         Ok(values)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_of_a_call_that_failed_are_not_kept() {
+        let mut calls = Calls::new(3);
+        let request = |value: &[u8]| {
+            let (kind, name, value) = (CallKind::AllGather, "name".to_owned(), value.to_vec());
+            CallRequest { sequence: 0, kind, name, value, within_ms: 10 }
+        };
+        calls.take(Moment::ZERO, Rank(0), request(b"early")).unwrap();
+        assert!(calls.give_up(Duration::from_millis(10)));
+        calls.take(Duration::from_millis(20), Rank(1), request(b"late")).unwrap();
+        let kept = calls.calls.values().flat_map(|call| call.requests.values());
+        assert_eq!(kept.map(|request| request.value.len()).collect::<Vec<_>>(), [0, 0]);
     }
 }

@@ -113,7 +113,11 @@ impl PulseConfig {
     /// The times contradict each other.
     pub(crate) fn check(&self) -> Result<(), JoinError> {
         let Self { interval, suspect_after, lost_after } = *self;
-        if interval.is_zero() || suspect_after < interval * 2 || lost_after < suspect_after {
+        if lost_after > LONGEST_TIME {
+            let reason = format!("lost after {lost_after:?}: at most {LONGEST_TIME:?} is counted");
+            return Err(JoinError::InvalidConfig { reason });
+        }
+        if interval.is_zero() || suspect_after / 2 < interval || lost_after < suspect_after {
             let reason = format!(
                 "signs of life every {interval:?}, suspected after {suspect_after:?}, lost after {lost_after:?}: \
                  these have to grow, and suspicion takes two intervals"
@@ -121,6 +125,14 @@ impl PulseConfig {
             return Err(JoinError::InvalidConfig { reason });
         }
         Ok(())
+    }
+
+    /// Whether so much time between two looks means that this process did not run.
+    ///
+    /// A look comes once each interval if nothing else happens, so an interval alone is no absence: with the
+    /// shortest time that suspicion may take, nobody would ever be suspected.
+    pub(crate) fn is_absence(&self, gap: Duration) -> bool {
+        gap.saturating_sub(self.interval) >= self.suspect_after / 4
     }
 }
 
@@ -153,6 +165,12 @@ impl LimitConfig {
         if self.strangers == 0 || self.stranger_time.is_zero() {
             return wrong("every member is a stranger first: allow some, for some time".into());
         }
+        if self.stranger_time > LONGEST_TIME {
+            return wrong(format!(
+                "{:?} for a stranger, at most {LONGEST_TIME:?} is counted",
+                self.stranger_time
+            ));
+        }
         Ok(())
     }
 }
@@ -160,5 +178,38 @@ impl LimitConfig {
 impl Default for LimitConfig {
     fn default() -> Self {
         Self { value_bytes: 64 << 10, strangers: 256, stranger_time: Duration::from_secs(2) }
+    }
+}
+
+/// Longer times would overflow when they are added to the clock, and end no wait that anybody sees.
+const LONGEST_TIME: Duration = Duration::from_secs(365 * 24 * 3600);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_that_cannot_be_counted_are_refused() {
+        let (second, huge) = (Duration::from_secs(1), Duration::MAX);
+        for (interval, suspect_after, lost_after, is_right) in [
+            (second, second * 2, second * 2, true),
+            (second, second, second * 2, false),
+            (huge, huge, huge, false),
+            (second, huge, huge, false),
+            (second, second * 2, huge, false),
+        ] {
+            let pulse = PulseConfig { interval, suspect_after, lost_after };
+            assert_eq!(pulse.check().is_ok(), is_right, "{pulse:?}");
+        }
+        let limits = LimitConfig { stranger_time: huge, ..LimitConfig::default() };
+        assert!(limits.check().is_err());
+    }
+
+    #[test]
+    fn a_look_at_its_time_is_no_absence() {
+        let ms = Duration::from_millis;
+        let pulse = PulseConfig { interval: ms(100), suspect_after: ms(200), lost_after: ms(200) };
+        assert!(!pulse.is_absence(ms(101)));
+        assert!(pulse.is_absence(ms(150)));
     }
 }

@@ -232,7 +232,11 @@ impl Group {
     /// Wakes `waker` once, at the next change of anything: a member's health, an abort, an answer.
     pub fn wake_on_change(&self, waker: &Waker) {
         if self.check_process().is_ok() {
-            self.shared.lock().wakers.push(waker.clone());
+            let wakers = &mut self.shared.lock().wakers;
+            // A future may be polled often before anything changes.
+            if !wakers.iter().any(|known| known.will_wake(waker)) {
+                wakers.push(waker.clone());
+            }
         }
     }
 

@@ -184,7 +184,7 @@ impl Hub {
     fn forgive_own_absence(&mut self, now: Moment) {
         let gap = now.saturating_sub(self.last_tick);
         self.last_tick = now;
-        if gap < self.config.pulse.suspect_after / 2 {
+        if !self.config.pulse.is_absence(gap) {
             return;
         }
         if let Phase::Formed(formed) = &mut self.phase {

@@ -44,9 +44,15 @@ impl Link {
     }
 
     pub(crate) fn queue(&mut self, frame: &[u8]) {
-        if !self.is_closing {
-            self.out.extend_from_slice(frame);
+        if self.is_closing {
+            return;
         }
+        // Before a slow reader it may never be empty, and what was sent would stay for ever.
+        if self.sent > self.out.len() / 2 {
+            self.out.drain(..self.sent);
+            self.sent = 0;
+        }
+        self.out.extend_from_slice(frame);
     }
 
     /// Ends this direction once all is sent; the other side's end is waited for elsewhere.
@@ -101,5 +107,36 @@ impl Link {
 
     pub(crate) fn next_frame(&mut self, limit_bytes: u32) -> Result<Option<&[u8]>, FrameError> {
         self.reader.next(limit_bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    #[test]
+    fn a_slow_reader_costs_only_what_it_has_not_read() {
+        let piece = vec![7; 64 << 10];
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let stream = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        stream.set_nonblocking(true).unwrap();
+        let mut link = Link::new(TcpStream::from_std(stream));
+        let (mut reader, _) = listener.accept().unwrap();
+        while link.out.len() - link.sent < 4 << 20 {
+            link.queue(&piece);
+            link.flush().unwrap();
+        }
+        // As much is read as is queued, so it is never empty and need never grow much.
+        let mut read = vec![0; piece.len()];
+        for _ in 0..400 {
+            reader.read_exact(&mut read).unwrap();
+            link.queue(&piece);
+            link.flush().unwrap();
+        }
+        assert!(link.has_unsent());
+        let (kept, unsent) = (link.out.len(), link.out.len() - link.sent);
+        assert!(kept <= 2 * unsent + piece.len(), "{kept} bytes kept for {unsent}");
     }
 }

@@ -216,7 +216,8 @@ impl Mailbox {
         }
         self.next += 1;
         watch(registry, stream.as_fd(), Slot(self.next))?;
-        rustix::net::send(&stream, &challenge, SendFlags::empty())?;
+        // It may be gone already, which must not end this process by a signal.
+        rustix::net::send(&stream, &challenge, SendFlags::NOSIGNAL)?;
         let (reader, descriptors) = (FrameReader::default(), Vec::new());
         let sender = Sender { stream, since: Instant::now(), challenge, pid, reader, descriptors };
         self.senders.insert(self.next, sender);

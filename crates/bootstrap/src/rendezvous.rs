@@ -33,8 +33,8 @@ pub enum Rendezvous {
     Id(UniqueId),
     /// Rank 0 writes where it is into a file, which it removes once everybody has come.
     ///
-    /// Only the user can read the file, since it holds the job's token. A file of another run is not used,
-    /// so each run needs a name of its own.
+    /// Only the user can read the file, since it holds the job's token, and one that another user could have
+    /// written is not believed. A file of another run is not used, so each run needs a name of its own.
     File {
         /// The file, in a folder that all members see.
         path: PathBuf,
@@ -223,9 +223,40 @@ fn read(path: &Path, expected: &RunId) -> Result<Contact, JoinError> {
 fn read_text(path: &Path) -> io::Result<String> {
     use io::Read as _;
 
+    let mut options = fs::OpenOptions::new();
+    options.read(true);
+    // Opening a pipe would wait for somebody who writes to it.
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::custom_flags(&mut options, NONBLOCK);
+    let file = options.open(path)?;
+    check_owner(&file)?;
     let mut text = String::new();
-    fs::File::open(path)?.take(FILE_LIMIT).read_to_string(&mut text)?;
+    file.take(FILE_LIMIT).read_to_string(&mut text)?;
     Ok(text)
+}
+
+#[cfg(unix)]
+const NONBLOCK: i32 = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
+
+/// Whoever else could write the file could say where rank 0 is, and with which token it proves to be it.
+#[cfg(unix)]
+fn check_owner(file: &fs::File) -> io::Result<()> {
+    use std::os::unix::fs::MetadataExt as _;
+
+    let meta = file.metadata()?;
+    if !meta.is_file() {
+        return Err(io::Error::other("this is no file"));
+    }
+    if meta.uid() != rustix::process::geteuid().as_raw() || meta.mode() & 0o022 != 0 {
+        let reason = "it belongs to another user, or others can change it";
+        return Err(io::Error::new(io::ErrorKind::PermissionDenied, reason));
+    }
+    Ok(())
+}
+
+#[cfg(not(unix))]
+fn check_owner(_: &fs::File) -> io::Result<()> {
+    Ok(())
 }
 
 /// The run and the id in the text of a rendezvous file.
@@ -242,5 +273,34 @@ pub(crate) fn parse(text: &str) -> Option<(RunId, UniqueId)> {
 impl JoinConfig {
     pub(crate) fn leads(&self) -> bool {
         self.rank == Rank(0)
+    }
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::*;
+
+    #[test]
+    fn only_a_file_that_is_ours_alone_is_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("rendezvous");
+        write_private(&path, "text").unwrap();
+        assert_eq!(read_text(&path).unwrap(), "text");
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o666)).unwrap();
+        assert_eq!(read_text(&path).unwrap_err().kind(), io::ErrorKind::PermissionDenied);
+        // A file that is root's is foreign to everybody else.
+        if !rustix::process::geteuid().is_root() {
+            assert!(check_owner(&fs::File::open("/etc/passwd").unwrap()).is_err());
+        }
+    }
+
+    #[test]
+    fn a_pipe_in_its_place_holds_nobody_up() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("rendezvous");
+        assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
+        assert!(read_text(&path).is_err());
     }
 }

@@ -1,7 +1,7 @@
 //! The one thread of a group: sockets and time in, for the machines that decide.
 
 use std::{
-    collections::{BTreeMap, HashMap, VecDeque},
+    collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
     io::{self, ErrorKind},
     net::SocketAddr,
     sync::Arc,
@@ -35,6 +35,9 @@ const FIRST: usize = 16;
 
 /// Connections taken at once, so that members are served between strangers.
 const ACCEPTED_AT_ONCE: usize = 64;
+
+/// Pieces read from one connection at once, so that one that never stops talking does not silence the others.
+const PIECES_AT_ONCE: usize = 64;
 
 /// How long an ended connection may take to bring its last words across.
 const LINGER: Duration = Duration::from_millis(500);
@@ -92,6 +95,8 @@ pub(crate) struct Service {
     /// The reason why there is no connection yet.
     problem: Option<JoinError>,
     lingering: VecDeque<(usize, Moment)>,
+    /// Connections that may have more to read, of which the system does not tell again.
+    unread: BTreeSet<usize>,
     /// Messages between rank 0's own member and the hub, which no socket carries.
     to_hub: VecDeque<ToHub>,
     from_hub: VecDeque<FromHub>,
@@ -125,6 +130,7 @@ impl Service {
             is_connecting: false,
             problem: None,
             lingering: VecDeque::new(),
+            unread: BTreeSet::new(),
             to_hub: VecDeque::new(),
             from_hub: VecDeque::new(),
             processes: ProcessWatch::default(),
@@ -199,7 +205,8 @@ impl Service {
 
     fn timeout(&self, now: Moment, end_by: Option<Moment>) -> Option<Duration> {
         let lingering = self.lingering.front().map(|(_, until)| *until);
-        let moments = [self.spoke.poll_timeout(), self.accept_at, lingering, end_by];
+        let unread = (!self.unread.is_empty()).then_some(now);
+        let moments = [self.spoke.poll_timeout(), self.accept_at, lingering, end_by, unread];
         let hub = self.hub.as_ref().and_then(Hub::poll_timeout);
         #[cfg(target_os = "linux")]
         let hub = {
@@ -232,6 +239,7 @@ impl Service {
         self.take_commands();
         self.accept();
         self.end_lingering();
+        std::mem::take(&mut self.unread).into_iter().for_each(|slot| self.read(slot));
         #[cfg(target_os = "linux")]
         if let Some(mailbox) = &mut self.mailbox {
             mailbox.drop_late(Instant::now());
@@ -532,7 +540,7 @@ impl Service {
     }
 
     fn read(&mut self, slot: usize) {
-        loop {
+        for _ in 0..PIECES_AT_ONCE {
             let Some(link) = self.links.get_mut(&slot) else { return };
             match link.fill() {
                 Ok(None) => return,
@@ -541,6 +549,7 @@ impl Service {
                 Ok(Some(Flow::Ended)) | Err(_) => return self.ended(slot),
             }
         }
+        self.unread.insert(slot);
     }
 
     fn take_messages(&mut self, slot: usize) {

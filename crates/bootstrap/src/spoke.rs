@@ -183,7 +183,7 @@ impl Spoke {
         let gap = now.saturating_sub(self.last_tick);
         self.last_tick = now;
         if let Stage::Joined(joined) = &mut self.stage
-            && gap >= joined.pulse.suspect_after / 2
+            && joined.pulse.is_absence(gap)
         {
             joined.heard = (joined.heard + gap).min(now);
         }
@@ -256,7 +256,8 @@ impl Spoke {
             return self.fail(Failure::Impostor);
         }
         // Whoever has the token is believed to be rank 0, and what it sends then has to read.
-        let Ok(mut welcome) = frame::decode::<Welcome>(bytes) else { return self.fail(Failure::Impostor) };
+        let welcome = frame::decode::<Welcome>(bytes).ok().filter(|welcome| welcome.pulse.check().is_ok());
+        let Some(mut welcome) = welcome else { return self.fail(Failure::Impostor) };
         let own = welcome.members.get(welcome.rank.index()).cloned();
         let (Some(own), Some(leader)) = (own, welcome.members.first_mut()) else {
             return self.fail(Failure::Impostor);

@@ -79,6 +79,24 @@ fn a_half_open_connection_is_given_up() {
 }
 
 #[test]
+fn one_that_never_stops_talking_is_cut_off() {
+    form_despite(|address| {
+        let mut stream = TcpStream::connect(address).unwrap();
+        stream.set_write_timeout(Some(SOON)).unwrap();
+        // A beat reads, and no stranger sends one; what follows is thrown away.
+        stream.write_all(b"wpwf\x01\x00\x01\x00\x00\x00\x04").unwrap();
+        let (started, more) = (Instant::now(), vec![0; 1 << 20]);
+        // Several writers keep more in the socket than one reader takes out.
+        in_threads(4, |_| {
+            let mut stream = &stream;
+            while stream.write_all(&more).is_ok() {
+                assert!(started.elapsed() < SOON, "it is still listened to");
+            }
+        });
+    });
+}
+
+#[test]
 fn ten_thousand_connections_do_not_keep_members_away() {
     // Fewer than the descriptors that a process commonly may have.
     const AT_ONCE: usize = 400;

@@ -11,8 +11,9 @@ torchrun's RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTE
 or PMI said of the launcher itself is taken out.
 
 Lines of output are marked with their rank. Standard input goes to rank 0, unless it is a terminal.
-SIGINT, SIGTERM and SIGHUP are passed on to all ranks; a second one kills them. When a rank fails, the others
-get SIGTERM, and SIGKILL after the time of --grace. On Linux the ranks end with the launcher, however it ends.
+SIGINT, SIGTERM and SIGHUP are passed on to all ranks; a second one kills them. Under nohup SIGHUP is ignored.
+When a rank fails, the others get SIGTERM, and SIGKILL after the time of --grace; what it has started gets
+SIGTERM too. On Linux the ranks end with the launcher, however it ends.
 
 Exit code: 0, or that of the rank that failed first; 128 + N if signal N ended it; 127 if there is no such
 program, 126 if it cannot be run.
@@ -47,6 +48,9 @@ pub(crate) struct Rank {
     /// The process that has to be the parent.
     #[arg(long)]
     pub(crate) launcher: i32,
+    /// How many files it may open, if the launcher has allowed itself more.
+    #[arg(long)]
+    pub(crate) files: Option<u64>,
     #[arg(last = true, required = true)]
     pub(crate) program: Vec<OsString>,
 }

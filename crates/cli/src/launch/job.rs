@@ -11,7 +11,9 @@ use std::{
 };
 
 use anyhow::Context as _;
-use rustix::process::{Pid, Signal, kill_process_group};
+use rustix::process::{
+    Pid, Resource, Rlimit, Signal, WaitId, WaitIdOptions, getrlimit, kill_process_group, setrlimit, waitid,
+};
 use signal_hook::{
     consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM},
     iterator::Signals,
@@ -60,10 +62,11 @@ impl Job {
         let folder = tempfile::Builder::new().prefix("warpweft-").tempdir()?;
         let shared = shared_environment(args, folder.path())?;
         let started = Instant::now();
+        let files = allow_files(args.ranks);
         let mut ranks: Vec<Running> = Vec::new();
         let mut outputs = Vec::new();
         for rank in 0..args.ranks {
-            let child = command(args, program, rank).envs(shared.iter().map(|(k, v)| (k, v))).spawn();
+            let child = command(args, program, rank, files).envs(shared.iter().map(|(k, v)| (k, v))).spawn();
             let mut child = match child.with_context(|| format!("rank {rank} could not be started")) {
                 Ok(child) => child,
                 Err(error) => {
@@ -74,7 +77,7 @@ impl Job {
             outputs.extend(child.stdout.take().zip(child.stderr.take()));
             ranks.push(Running { child, end: None, is_stopped: false });
         }
-        let printer = Printer::start(outputs, !args.no_prefix)?;
+        let printer = Printer::start(outputs, !args.no_prefix, args.json)?;
         Ok(Self {
             ranks,
             signals,
@@ -107,7 +110,7 @@ impl Job {
                 Err(RecvTimeoutError::Disconnected) => thread::sleep(wait),
             }
         }
-        self.printer.finish();
+        anyhow::ensure!(self.printer.finish(&self.signals), "ended before all output could be passed on");
         let ranks = self.ranks.into_iter().filter_map(|running| running.end).collect();
         Ok(Ended { ranks, first_failure: self.first_failure, time: self.started.elapsed() })
     }
@@ -118,6 +121,10 @@ impl Job {
             let running = &mut self.ranks[rank];
             if running.end.is_some() {
                 continue;
+            }
+            if running.has_failed_by_itself() && self.passed_on == 0 {
+                // Its children would go on without it, with what they hold of the devices.
+                running.signal(Signal::TERM);
             }
             let Some(status) = running.child.try_wait()? else { continue };
             let end = running.ended(rank, status, self.started.elapsed());
@@ -149,6 +156,8 @@ impl Job {
         }
         if let Some(signal) = Signal::from_named_raw(signal) {
             self.signal_all(signal);
+            // One that is stopped could not act on it.
+            self.signal_all(Signal::CONT);
         }
     }
 
@@ -163,11 +172,21 @@ impl Job {
 impl Running {
     /// To the rank and to what it has started.
     fn signal(&mut self, signal: Signal) {
-        let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw);
-        if let Some(pid) = pid {
+        if let Some(pid) = self.pid() {
             // It has not been waited for, so the number is its own; it may have ended just now.
             let _ended = kill_process_group(pid, signal);
         }
+    }
+
+    /// Asked before it is waited for, since its number names its group only until then.
+    fn has_failed_by_itself(&self) -> bool {
+        let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+        let status = self.pid().and_then(|pid| waitid(WaitId::Pid(pid), options).ok().flatten());
+        !self.is_stopped && status.is_some_and(|status| status.exit_status() != Some(0))
+    }
+
+    fn pid(&self) -> Option<Pid> {
+        i32::try_from(self.child.id()).ok().and_then(Pid::from_raw)
     }
 
     fn ended(&self, rank: usize, status: ExitStatus, time: Duration) -> RankEnd {
@@ -184,7 +203,8 @@ impl Running {
 
 /// Signals that are passed on, and the news that a child has ended.
 fn signals() -> anyhow::Result<Receiver<i32>> {
-    let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP, SIGCHLD])?;
+    let passed_on = [SIGINT, SIGTERM, SIGHUP].into_iter().filter(|signal| *signal != SIGHUP || !is_nohup());
+    let mut signals = Signals::new(passed_on.chain([SIGCHLD]))?;
     let (sender, receiver) = mpsc::channel();
     thread::Builder::new().name("signals".into()).spawn(move || {
         for signal in signals.forever() {
@@ -196,13 +216,38 @@ fn signals() -> anyhow::Result<Receiver<i32>> {
     Ok(receiver)
 }
 
-fn command(args: &Launch, program: &Path, rank: u32) -> Command {
+/// Whether we were started to ignore the end of the terminal, as by `nohup`: then the ranks do so too.
+fn is_nohup() -> bool {
+    // The system's own word, since asking for a signal's action takes unsafe code. Elsewhere it is not known.
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let ignored = ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    ignored.is_some_and(|mask| mask & (1 << (SIGHUP - 1)) != 0)
+}
+
+/// Makes room for the pipes of all ranks; what was allowed before, if it was less.
+fn allow_files(ranks: u32) -> Option<u64> {
+    const OTHERS: u64 = 64;
+
+    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+    let before = current?;
+    let needed = 2 * u64::from(ranks) + OTHERS;
+    let allowed = maximum.map_or(needed, |maximum| needed.min(maximum));
+    // Where it is refused, the rank that finds no room says so.
+    let is_raised =
+        before < allowed && setrlimit(Resource::Nofile, Rlimit { current: Some(allowed), maximum }).is_ok();
+    is_raised.then_some(before)
+}
+
+fn command(args: &Launch, program: &Path, rank: u32, files: Option<u64>) -> Command {
     let mut command = Command::new(program);
     command.args(&args.program[1..]);
     if cfg!(target_os = "linux") {
         // By way of ourselves: only the process itself can ask to end with its parent.
         command = Command::new("/proc/self/exe");
-        command.args(["rank", "--launcher", &std::process::id().to_string(), "--"]);
+        command.args(["rank", "--launcher", &std::process::id().to_string()]);
+        command.args(files.map(|files| format!("--files={files}")));
+        command.arg("--");
         command.arg(program).args(&args.program[1..]);
     }
     role_variables().for_each(|variable| {

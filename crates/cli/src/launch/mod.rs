@@ -31,12 +31,18 @@ pub(crate) fn become_rank(args: &Rank) -> anyhow::Result<ExitCode> {
 
     #[cfg(target_os = "linux")]
     {
-        use rustix::process::{Signal, getppid, set_parent_process_death_signal};
+        use rustix::process::{
+            Resource, Rlimit, Signal, getppid, getrlimit, set_parent_process_death_signal, setrlimit,
+        };
 
         set_parent_process_death_signal(Some(Signal::KILL))?;
         // It may have died before the system was asked to tell.
         if getppid().is_none_or(|parent| parent.as_raw_nonzero().get() != args.launcher) {
             return Ok(ExitCode::FAILURE);
+        }
+        if args.files.is_some() {
+            let limit = Rlimit { current: args.files, ..getrlimit(Resource::Nofile) };
+            setrlimit(Resource::Nofile, limit)?;
         }
     }
     let error = std::process::Command::new(&args.program[0]).args(&args.program[1..]).exec();

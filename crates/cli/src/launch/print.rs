@@ -1,16 +1,23 @@
 //! Output of all ranks, passed on by one thread: whole lines with their rank, nothing lost, both streams apart.
 
 use std::{
-    io::{self, ErrorKind, IsTerminal as _, PipeReader, PipeWriter, Read as _, Write},
-    os::fd::{AsFd as _, OwnedFd},
+    io::{self, ErrorKind, IsTerminal as _, PipeReader, PipeWriter, Read as _},
+    os::fd::{AsFd, OwnedFd},
     process::{ChildStderr, ChildStdout},
-    sync::OnceLock,
-    thread::{self, JoinHandle},
+    sync::{
+        OnceLock,
+        mpsc::{self, Receiver, RecvTimeoutError},
+    },
+    thread,
     time::{Duration, Instant},
 };
 
 use anstyle::{AnsiColor, Color, Style};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    io::Errno,
+};
+use signal_hook::consts::SIGCHLD;
 
 /// How long the beginning of a line waits for its end, such as a question that wants an answer.
 const PATIENCE: Duration = Duration::from_millis(100);
@@ -37,13 +44,19 @@ enum Stream {
 /// The thread that passes output on.
 #[derive(Debug)]
 pub(crate) struct Printer {
-    thread: JoinHandle<()>,
+    /// Disconnected once everything is passed on.
+    finished: Receiver<()>,
     /// Closed when every rank has ended, since their children may hold the other pipes for ever.
     end: PipeWriter,
 }
 
 impl Printer {
-    pub(crate) fn start(outputs: Vec<(ChildStdout, ChildStderr)>, has_prefix: bool) -> io::Result<Self> {
+    /// With prefixes the last line always gets its end; `ends_lines` does it without, for what is printed after.
+    pub(crate) fn start(
+        outputs: Vec<(ChildStdout, ChildStderr)>,
+        has_prefix: bool,
+        ends_lines: bool,
+    ) -> io::Result<Self> {
         let (ended, end) = io::pipe()?;
         let mut sources = Vec::new();
         for ((out, err), rank) in outputs.into_iter().zip(0..) {
@@ -56,16 +69,27 @@ impl Printer {
             (true, false) => Prefix::Plain,
             (true, true) => Prefix::Coloured,
         });
-        let merge = Merge { sources, targets: prefixes.map(Target::new) };
-        let thread = thread::Builder::new().name("output".into()).spawn(move || merge.run(&ended))?;
-        Ok(Self { thread, end })
+        let ends_lines = ends_lines || has_prefix;
+        let merge = Merge { sources, targets: prefixes.map(Target::new), ends_lines };
+        let (is_running, finished) = mpsc::channel();
+        thread::Builder::new().name("output".into()).spawn(move || {
+            let _until_the_end = is_running;
+            merge.run(&ended);
+        })?;
+        Ok(Self { finished, end })
     }
 
-    /// Waits until everything is passed on that the ranks have written.
-    pub(crate) fn finish(self) {
+    /// Waits until everything is passed on that the ranks have written; false if a signal came before.
+    ///
+    /// A reader that does not read (a pager, a stopped program) would otherwise hold the launcher up for good.
+    pub(crate) fn finish(self, signals: &Receiver<i32>) -> bool {
         drop(self.end);
-        // It has nothing to say but what it has printed.
-        let _panicked = self.thread.join();
+        while self.finished.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout) {
+            if signals.try_iter().any(|signal| signal != SIGCHLD) {
+                return false;
+            }
+        }
+        true
     }
 }
 
@@ -117,6 +141,7 @@ impl Target {
     fn format(&mut self, rank: u32, bytes: &[u8], text: &mut Vec<u8>) {
         if self.prefix == Prefix::None {
             text.extend_from_slice(bytes);
+            self.open = (!bytes.ends_with(b"\n")).then_some(rank);
             return;
         }
         for line in bytes.split_inclusive(|byte| *byte == b'\n') {
@@ -146,19 +171,18 @@ fn mark(rank: u32, prefix: Prefix) -> String {
 struct Merge {
     sources: Vec<Source>,
     targets: [Target; 2],
+    /// Whether a line that was left open is ended at last.
+    ends_lines: bool,
 }
 
 impl Merge {
     fn run(mut self, ended: &PipeReader) {
-        let mut is_ending = false;
         while self.sources.iter().any(|source| source.pipe.is_some()) {
-            let timeout = if is_ending { Some(Duration::ZERO) } else { self.patience() };
-            let (ready, has_ended) = self.wait(ended, timeout);
-            // What the ranks wrote before their end is in the pipes by now.
-            if is_ending && ready.is_empty() {
+            let (ready, has_ended) = self.wait(ended, self.patience());
+            if has_ended {
+                self.drain();
                 break;
             }
-            is_ending |= has_ended;
             for index in ready {
                 self.read(index);
             }
@@ -166,6 +190,26 @@ impl Merge {
         }
         for index in 0..self.sources.len() {
             self.pass_on(index);
+        }
+        for stream in [Stream::Out, Stream::Err] {
+            if self.ends_lines && self.targets[stream as usize].open.is_some() {
+                // Nobody reads it any more, and nothing follows.
+                let _closed = stream.write_all(b"\n");
+            }
+        }
+    }
+
+    /// Reads what the ranks wrote before their end, which is in the pipes by now.
+    ///
+    /// No more than that: a child that a rank has left behind may write for ever.
+    fn drain(&mut self) {
+        let left = self.sources.iter().map(|source| source.pipe.as_ref().map(rustix::io::ioctl_fionread));
+        let left: Vec<u64> = left.map(|left| left.and_then(Result::ok).unwrap_or(0)).collect();
+        for (index, mut left) in left.into_iter().enumerate() {
+            while left > 0 {
+                let count = self.read(index);
+                left = if count == 0 { 0 } else { left.saturating_sub(count as u64) };
+            }
         }
     }
 
@@ -194,19 +238,22 @@ impl Merge {
         (ready.filter(|(_, it)| !it.revents().is_empty()).map(|(index, _)| index).collect(), has_ended)
     }
 
-    fn read(&mut self, index: usize) {
+    /// How many bytes there were, none at the end.
+    fn read(&mut self, index: usize) -> usize {
         let source = &mut self.sources[index];
-        let Some(pipe) = &mut source.pipe else { return };
+        let Some(pipe) = &mut source.pipe else { return 0 };
         let mut piece = [0; 16 << 10];
-        let count = match pipe.read(&mut piece) {
-            Ok(count) => count,
-            Err(error) if error.kind() == ErrorKind::Interrupted => return,
-            Err(_) => 0,
+        let count = loop {
+            match pipe.read(&mut piece) {
+                Ok(count) => break count,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(_) => break 0,
+            }
         };
         if count == 0 {
             source.pipe = None;
             self.pass_on(index);
-            return;
+            return 0;
         }
         if source.pending.is_empty() {
             source.since = Instant::now();
@@ -217,6 +264,7 @@ impl Merge {
         let whole =
             if is_raw || source.pending.len() - whole > LONGEST { source.pending.len() } else { whole };
         self.write(index, whole);
+        count
     }
 
     fn pass_on_beginnings(&mut self, now: Instant) {
@@ -242,21 +290,39 @@ impl Merge {
         source.since = Instant::now();
         let mut text = Vec::with_capacity(bytes.len() + 16);
         self.targets[stream as usize].format(rank, &bytes, &mut text);
-        let written = match stream {
-            Stream::Out => write_all(io::stdout().lock(), &text),
-            Stream::Err => write_all(io::stderr().lock(), &text),
-        };
-        if written.is_err() {
+        if stream.write_all(&text).is_err() {
             // Nobody reads it any more (`| head`): the ranks are told as if they wrote there themselves.
             let of_stream = self.sources.iter_mut().filter(|source| source.stream == stream);
             of_stream.for_each(|source| (source.pipe, source.pending) = (None, Vec::new()));
+            self.targets[stream as usize].open = None;
         }
     }
 }
 
-fn write_all(mut target: impl Write, text: &[u8]) -> io::Result<()> {
-    target.write_all(text)?;
-    target.flush()
+impl Stream {
+    fn write_all(self, text: &[u8]) -> rustix::io::Result<()> {
+        match self {
+            Self::Out => write_all(io::stdout(), text),
+            Self::Err => write_all(io::stderr(), text),
+        }
+    }
+}
+
+/// Not through the standard library, which does not say how much went when a write would block.
+fn write_all(target: impl AsFd, mut text: &[u8]) -> rustix::io::Result<()> {
+    while !text.is_empty() {
+        match rustix::io::write(&target, text) {
+            Ok(count) => text = &text[count..],
+            Err(Errno::INTR) => {}
+            // Somebody who shares the terminal or the pipe has made it so that writes do not wait.
+            Err(Errno::AGAIN) => match poll(&mut [PollFd::new(&target, PollFlags::OUT)], None) {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(error) => return Err(error),
+            },
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -290,7 +356,22 @@ mod tests {
         let mut target = Target::new(Prefix::None);
         let mut text = Vec::new();
         target.format(0, b"\xff\0half", &mut text);
+        assert!(target.open.is_some());
         target.format(1, b"rest\n", &mut text);
+        assert_eq!(target.open, None);
         assert_eq!(text, b"\xff\0halfrest\n");
+    }
+
+    #[test]
+    fn a_target_that_does_not_wait_gets_everything() {
+        let (mut reader, writer) = io::pipe().unwrap();
+        rustix::io::ioctl_fionbio(&writer, true).unwrap();
+        let text: Vec<u8> = (0..1_000_000_u32).flat_map(u32::to_le_bytes).collect();
+        let sent = text.clone();
+        let sender = thread::spawn(move || write_all(writer, &sent));
+        let mut got = Vec::new();
+        reader.read_to_end(&mut got).unwrap();
+        sender.join().unwrap().unwrap();
+        assert!(got == text, "{} of {} bytes", got.len(), text.len());
     }
 }

@@ -40,7 +40,10 @@ fn summary(output: &Output) -> Value {
 
 /// Starts a launch whose output is read while it runs.
 fn start(options: &[&str], script: &str) -> (Child, BufReader<std::process::ChildStdout>) {
-    let mut command = launch(options, &["sh", "-c", script]);
+    start_as(&mut launch(options, &["sh", "-c", script]))
+}
+
+fn start_as(command: &mut Command) -> (Child, BufReader<std::process::ChildStdout>) {
     let mut child =
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let stdout = BufReader::new(child.stdout.take().unwrap());
@@ -160,7 +163,14 @@ fn signals_are_passed_on() {
     for (signal, name) in [("-INT", "INT"), ("-TERM", "TERM"), ("-HUP", "HUP")] {
         let script =
             format!("trap 'echo caught; exit 0' {name}; echo ready; while :; do sleep 600 & wait; done");
-        let (mut child, mut stdout) = start(&["-n", "2"], &script);
+        // The tests may run under `nohup`.
+        let mut command =
+            Command::new(if cfg!(target_os = "linux") { "env" } else { env!("CARGO_BIN_EXE_warpweft") });
+        if cfg!(target_os = "linux") {
+            command.args(["--default-signal=HUP", env!("CARGO_BIN_EXE_warpweft")]);
+        }
+        let (mut child, mut stdout) =
+            start_as(command.args(["launch", "-n", "2", "--", "sh", "-c", &script]));
         let mut line = String::new();
         for _ in 0..2 {
             line.clear();
@@ -173,6 +183,22 @@ fn signals_are_passed_on() {
         assert_eq!(sorted(rest.as_bytes()), ["[0] caught", "[1] caught"], "{name}");
         assert_eq!(child.wait().unwrap().code(), Some(0), "{name}");
     }
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_signal_reaches_a_rank_that_is_stopped() {
+    let (mut child, mut stdout) =
+        start(&["-n", "1", "--no-prefix"], "echo $$; kill -STOP $$; exec sleep 600");
+    let mut line = String::new();
+    stdout.read_line(&mut line).unwrap();
+    let (started, stat) = (Instant::now(), format!("/proc/{}/stat", line.trim()));
+    while !std::fs::read_to_string(&stat).unwrap().contains(") T ") {
+        assert!(started.elapsed() < SOON, "it has not stopped");
+        std::thread::yield_now();
+    }
+    kill(child.id(), "-TERM");
+    assert_eq!(child.wait().unwrap().code(), Some(128 + 15));
 }
 
 #[test]
@@ -208,6 +234,81 @@ fn a_child_that_stays_behind_does_not_hold_the_launch_up() {
     let pids = sorted(&output.stdout);
     assert_eq!(pids.len(), 2, "{pids:?}");
     pids.iter().for_each(|pid| kill(pid.parse().unwrap(), "-KILL"));
+}
+
+#[test]
+fn a_child_that_stays_behind_and_writes_does_not_either() {
+    let started = Instant::now();
+    let output = run(&["-n", "2", "--no-prefix"], "echo $$; sh -c 'while echo line; do :; done' & exit 0");
+    assert!(started.elapsed() < SOON);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn what_a_failed_rank_has_started_is_stopped_too() {
+    let output = run(&["-n", "1", "--no-prefix"], "sleep 600 & echo $!; exit 3");
+    assert_eq!(output.status.code(), Some(3));
+    wait_gone(text(&output.stdout).trim().parse().unwrap());
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn many_ranks_start_where_few_files_are_allowed() {
+    let launcher = env!("CARGO_BIN_EXE_warpweft");
+    let script = format!("ulimit -Sn 48; exec {launcher} launch -n 40 -- sh -c 'ulimit -Sn'");
+    let output = Command::new("sh").args(["-c", &script]).output().unwrap();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let lines = sorted(&output.stdout);
+    assert!(lines.len() == 40 && lines.iter().all(|line| line.ends_with("] 48")), "{lines:?}");
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn nohup_holds_for_the_ranks_too() {
+    let launcher = env!("CARGO_BIN_EXE_warpweft");
+    let script = "echo ready; read line < $FIFO; echo well";
+    let folder = tempfile::tempdir().unwrap();
+    let fifo = folder.path().join("fifo");
+    assert!(Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+    let nohup = format!("trap '' HUP; exec {launcher} launch -n 1 -- sh -c '{script}'");
+    let (mut child, mut stdout) = start_as(Command::new("sh").args(["-c", &nohup]).env("FIFO", &fifo));
+    let mut line = String::new();
+    stdout.read_line(&mut line).unwrap();
+    kill(child.id(), "-HUP");
+    std::fs::write(&fifo, "go\n").unwrap();
+    stdout.read_line(&mut line).unwrap();
+    assert_eq!(line, "[0] ready\n[0] well\n");
+    assert!(child.wait().unwrap().success());
+}
+
+#[test]
+fn a_signal_ends_a_launch_whose_output_nobody_reads() {
+    // More than a pipe holds, written to the end while the reader waits.
+    let script = "head -c 70000 /dev/zero; echo over > $FIFO";
+    let folder = tempfile::tempdir().unwrap();
+    let fifo = folder.path().join("fifo");
+    assert!(Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+    let mut command = launch(&["-n", "1", "--no-prefix"], &["sh", "-c", script]);
+    let (mut child, stdout) = start_as(command.env("FIFO", &fifo));
+    assert_eq!(std::fs::read_to_string(&fifo).unwrap(), "over\n");
+    // One signal may still find the rank.
+    kill(child.id(), "-TERM");
+    while child.try_wait().unwrap().is_none() {
+        kill(child.id(), "-TERM");
+        std::thread::yield_now();
+    }
+    drop(stdout);
+}
+
+#[test]
+fn the_summary_has_a_line_of_its_own() {
+    for options in [&["-n", "2", "--json"][..], &["-n", "2", "--json", "--no-prefix"]] {
+        let output = run(options, "printf 'no end'");
+        assert_eq!(summary(&output)["ok"], true, "{}", text(&output.stdout));
+    }
+    let output = run(&["-n", "1"], "printf 'no end' >&2");
+    assert!(text(&output.stderr).starts_with("[0] no end\nlaunch: "), "{}", text(&output.stderr));
 }
 
 #[test]

@@ -1,7 +1,13 @@
 //! The demo: everything the devices do, with every byte checked.
 
 use std::{
-    collections::BTreeMap, fs::File, io::BufWriter, path::Path, process::ExitCode, sync::Arc, time::Instant,
+    collections::BTreeMap,
+    fs::File,
+    io::{BufWriter, Write as _},
+    path::Path,
+    process::ExitCode,
+    sync::Arc,
+    time::Instant,
 };
 
 use anyhow::{Context as _, bail};
@@ -117,7 +123,10 @@ fn save_trace(file: File, backends: &[Arc<TracingBackend>]) -> anyhow::Result<()
         }
     }
     let trace = serde_json::json!({ "displayTimeUnit": "ns", "traceEvents": events });
-    serde_json::to_writer(BufWriter::new(file), &trace).context("the trace cannot be written")
+    let mut writer = BufWriter::new(file);
+    serde_json::to_writer(&mut writer, &trace).context("the trace cannot be written")?;
+    // A drop would pass over a full disk in silence.
+    writer.flush().context("the trace cannot be written")
 }
 
 /// One run of the demo.

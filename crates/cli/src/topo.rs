@@ -3,13 +3,13 @@
 use std::{
     collections::BTreeMap,
     fs::{self, File},
-    io::ErrorKind,
+    io::{ErrorKind, Read as _},
     path::Path,
     process::ExitCode,
     sync::Arc,
 };
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
 use serde::Serialize;
 use warpweft::{
     Bytes, Device, LinkEnd, Runtime,
@@ -160,12 +160,20 @@ fn measured(devices: &[Arc<dyn Device>], args: &Topo) -> anyhow::Result<Vec<Meas
 
 /// A cache that is not there yet is empty; one that is damaged is an error, since it is not ours to overwrite.
 fn load_cache(path: &Path) -> anyhow::Result<MeasureCache> {
-    match fs::read_to_string(path) {
-        Ok(text) => serde_json::from_str(&text)
-            .with_context(|| format!("{} is no cache of measurements", path.display())),
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(MeasureCache::default()),
-        Err(error) => Err(error).with_context(|| format!("{} cannot be read", path.display())),
+    /// More than any cache that this command writes; a device that never ends is no cache.
+    const LONGEST: u64 = 16 << 20;
+    let file = match File::open(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(MeasureCache::default()),
+        file => file.with_context(|| format!("{} cannot be read", path.display()))?,
+    };
+    let mut text = String::new();
+    file.take(LONGEST + 1)
+        .read_to_string(&mut text)
+        .with_context(|| format!("{} cannot be read", path.display()))?;
+    if text.len() as u64 > LONGEST {
+        bail!("{} is no cache of measurements: it is longer than {}", path.display(), Bytes(LONGEST));
     }
+    serde_json::from_str(&text).with_context(|| format!("{} is no cache of measurements", path.display()))
 }
 
 fn print_json(found: &Found) -> anyhow::Result<()> {

@@ -287,7 +287,7 @@ impl Transfer {
         deadline: impl Into<Deadline>,
     ) -> Result<(), TransferError> {
         let deadline = deadline.into();
-        check_len(from.len(), dst)?;
+        check_len(from.len() as u64, dst.size())?;
         if dst.buffer().kind().is_host_visible() {
             return Ok(dst.write(from)?);
         }
@@ -321,7 +321,7 @@ impl Transfer {
         deadline: impl Into<Deadline>,
     ) -> Result<(), TransferError> {
         let deadline = deadline.into();
-        check_len(into.len(), src)?;
+        check_len(src.size(), into.len() as u64)?;
         if src.buffer().kind().is_host_visible() {
             return Ok(src.read(into)?);
         }
@@ -387,12 +387,11 @@ impl Transfer {
     }
 }
 
-fn check_len(len: usize, view: &BufferView) -> Result<(), RangeError> {
-    let size = len as u64;
-    if size == view.size() {
+fn check_len(source_bytes: u64, destination_bytes: u64) -> Result<(), RangeError> {
+    if source_bytes == destination_bytes {
         return Ok(());
     }
-    Err(RangeError::LengthMismatch { source_bytes: size, destination_bytes: view.size() })
+    Err(RangeError::LengthMismatch { source_bytes, destination_bytes })
 }
 
 /// The route as it came out: memory that the reader could not import after all is bridged by a processor.

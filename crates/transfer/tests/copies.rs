@@ -9,8 +9,8 @@ use std::{
 
 use proptest::prelude::*;
 use warpweft_core_types::{
-    Backend, BufferDesc, BufferView, Bytes, Device, Failure, Features, LinkClass, LinkEnd, SemaphorePoint,
-    SubmitError, WaitError,
+    Backend, BufferDesc, BufferView, Bytes, Device, Failure, Features, LinkClass, LinkEnd, RangeError,
+    SemaphorePoint, SubmitError, WaitError,
 };
 use warpweft_host::{HostBackend, HostBuilder, HostDeviceConfig, LinkSpec, Place};
 use warpweft_transfer::{CopyOptions, RouteKind, Stop, Transfer, TransferConfig, TransferError};
@@ -185,7 +185,10 @@ fn ranges_are_checked() {
     assert!(matches!(machine.transfer.copy(&a, &b), Err(TransferError::Range(_))));
     assert!(matches!(machine.transfer.copy(&a, &a), Err(TransferError::Range(_))));
     assert!(matches!(machine.transfer.write(&[0; 7], &a, PATIENCE), Err(TransferError::Range(_))));
-    assert!(matches!(machine.transfer.read(&a, &mut [0; 9], PATIENCE), Err(TransferError::Range(_))));
+    let source_bytes = a.size();
+    let read = machine.transfer.read(&a, &mut [0; 9], PATIENCE);
+    let expected = RangeError::LengthMismatch { source_bytes, destination_bytes: 9 };
+    assert!(matches!(read, Err(TransferError::Range(error)) if error == expected));
 }
 
 #[test]

@@ -44,7 +44,7 @@ impl HostBackend {
     ///
     /// # Errors
     ///
-    /// [`OpenError::InvalidConfig`] for a count of 0.
+    /// [`OpenError::InvalidConfig`] for a count of 0, or above 1,024.
     pub fn with_devices(count: u32) -> Result<Self, OpenError> {
         Self::builder()
             .devices(count, &HostDeviceConfig::default())

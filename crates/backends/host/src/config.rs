@@ -107,6 +107,9 @@ pub struct HostBuilder {
     pub(crate) delay: bool,
 }
 
+/// Each has threads of its own, and links may be with every other.
+const MAX_DEVICES: usize = 1024;
+
 impl HostBuilder {
     /// Adds a device; its ordinal is the number of devices added before.
     #[must_use]
@@ -178,7 +181,7 @@ impl HostBuilder {
     ///
     /// # Errors
     ///
-    /// [`OpenError::InvalidConfig`] for no devices, a device without workers or memory, a link to a
+    /// [`OpenError::InvalidConfig`] for no devices or more than 1,024, a device without workers or memory, a link to a
     /// missing device or from a place to itself, or a delayed link without a cost.
     pub fn build(self) -> Result<HostBackend, OpenError> {
         self.check().map_err(|reason| OpenError::InvalidConfig { reason })?;
@@ -186,12 +189,19 @@ impl HostBuilder {
     }
 
     fn places(&self) -> impl Iterator<Item = Place> + use<> {
-        (0..).map(Place::Device).take(self.devices.len())
+        // What is beyond is refused by `build`, and need not be linked with everything else before.
+        (0..).map(Place::Device).take(self.devices.len().min(MAX_DEVICES))
     }
 
     fn check(&self) -> Result<(), String> {
         if self.devices.is_empty() {
             return Err("a host backend needs at least one device".to_owned());
+        }
+        if self.devices.len() > MAX_DEVICES {
+            return Err(format!(
+                "{} devices are more than a host backend has, {MAX_DEVICES}",
+                self.devices.len()
+            ));
         }
         for (ordinal, device) in self.devices.iter().enumerate() {
             if device.workers == 0 || device.memory.0 == 0 {
@@ -265,6 +275,8 @@ mod tests {
         let one = |config| HostBackend::builder().device(config);
         let (a, b, spec) = (Place::Device(0), Place::Device(1), LinkSpec::default());
         refuse(HostBackend::builder(), "at least one device");
+        let crowd = HostBackend::builder().devices(1_000_000, &HostDeviceConfig::default());
+        refuse(crowd.link_all_devices(LinkSpec::default()), "more than a host backend has");
         refuse(one(HostDeviceConfig { workers: 0, ..Default::default() }), "worker");
         refuse(one(HostDeviceConfig { memory: Bytes(0), ..Default::default() }), "memory");
         refuse(two().link(a, Place::Device(2), spec), "names device 2");

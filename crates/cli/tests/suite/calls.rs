@@ -225,3 +225,17 @@ fn help_has_examples_and_no_colour_when_it_is_not_a_terminal() {
     }
     assert!(!text(&demo(&[]).stdout).contains('\u{1b}'));
 }
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_file_that_never_ends_is_no_cache_and_a_full_disk_is_no_trace() {
+    let measure = ["topo", "--backend", "host", "--devices", "2", "--measure", "--size", "64K"];
+    let output = without_gpus(&[&measure[..], &["--cache", "/dev/zero"]].concat());
+    let said = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("is no cache of measurements"), "{said}");
+    let output = without_gpus(&["demo", "--devices", "2", "--size", "64K", "--trace", "/dev/full"]);
+    let said = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("the trace cannot be written"), "{said}");
+}

@@ -237,6 +237,18 @@ impl Drivers {
             self.at(Part::Validation)?.display()
         );
         println!("answers  {}", Part::Validation.name());
+        self.tell_how_to_use()
+    }
+
+    /// What a program's surroundings need to find both drivers; the legs of `test` set it themselves.
+    fn tell_how_to_use(&self) -> Result<()> {
+        println!("to use them:");
+        let wanted = ["VK_DRIVER_FILES", "VK_LAYER_PATH", "LD_LIBRARY_PATH"];
+        for (name, value) in self.environment(&[Driver::Lavapipe, Driver::SwiftShader])? {
+            if wanted.contains(&name.as_str()) {
+                println!("  export {name}={value}");
+            }
+        }
         Ok(())
     }
 

@@ -106,6 +106,9 @@ impl Default for ColdGate {
 /// is left of the one before, and with other backends of the process.
 static GATES: Mutex<BTreeMap<(usize, usize), Weak<ColdGate>>> = Mutex::new(BTreeMap::new());
 
+/// How many submissions of each queue with work under way are over, by the queue's address.
+type Progress = BTreeMap<usize, u64>;
+
 /// A resident that does not return, so that the driver would wait for it, nobody knows how long.
 #[derive(Debug, Clone)]
 pub(crate) struct Unparkable {
@@ -176,22 +179,37 @@ impl ColdGate {
     /// Makes a call once every queue is empty or has finished something since, and lets nothing enter a stream
     /// meanwhile: a call that waits for a kernel that does not return would keep everybody from the context.
     fn beside_queues<R>(&self, call: impl FnOnce() -> R) -> R {
-        // Queues are looked at without the lock of the state: a thread that holds a queue's may want that.
-        let known = self.state().queues.clone();
-        let started = |queue: &Weak<QueueCore>| Some((Weak::clone(queue), queue.upgrade()?.progress()));
-        let mut busy: Vec<_> = known.iter().filter_map(started).collect();
         loop {
-            let alone = self.streams.write().unwrap_or_else(PoisonError::into_inner);
-            // Nobody waits for this thread, and a queue must not be kept by it for long.
-            busy.retain(|(queue, before)| queue.upgrade().is_some_and(|queue| !queue.has_moved(*before)));
-            if busy.is_empty() {
-                let result = call();
-                drop(alone);
-                return result;
+            let before = self.progress();
+            // Nobody waits for this thread. Whoever submits is kept waiting only once the call can be made.
+            while !self.have_moved(&before) {
+                thread::sleep(GLANCE);
             }
-            drop(alone);
-            thread::sleep(GLANCE);
+            let _alone = self.streams.write().unwrap_or_else(PoisonError::into_inner);
+            // Something may have been submitted since, to a queue that was empty or not there.
+            if self.have_moved(&before) {
+                return call();
+            }
         }
+    }
+
+    /// How far each queue is.
+    fn progress(&self) -> Progress {
+        let of = |queue: Weak<QueueCore>| Some((queue.as_ptr().addr(), queue.upgrade()?.progress()?));
+        self.queues().into_iter().filter_map(of).collect()
+    }
+
+    /// Whether every queue is empty or has finished something since.
+    fn have_moved(&self, before: &Progress) -> bool {
+        self.queues().into_iter().filter_map(|queue| queue.upgrade()).all(|queue| {
+            let before = before.get(&Arc::as_ptr(&queue).addr()).copied();
+            queue.has_moved(before)
+        })
+    }
+
+    /// The queues, to be looked at without the lock of the state: a thread that holds a queue's may want that.
+    fn queues(&self) -> Vec<Weak<QueueCore>> {
+        self.state().queues.clone()
     }
 
     /// Lets a resident go whose slices are over. Its feeder drops it, which is a thread that can stand a wait.

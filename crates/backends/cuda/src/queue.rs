@@ -262,8 +262,8 @@ impl QueueCore {
         }
         let mut wakers = Wakers::new();
         let mut state = self.lock();
-        let is_first_held = state.held.is_empty() && state.ops_in_flight >= self.window();
-        if self.is_full(&state) || is_first_held || state.lacks_spares() {
+        let would_be_held = state.held.is_empty() && state.ops_in_flight >= self.window();
+        if self.is_full(&state) || would_be_held || state.lacks_spares() {
             // Room may have been made, or spares, that nobody has noticed yet.
             drop(state);
             self.reap();

@@ -11,6 +11,7 @@ use warpweft_core_types::{
     Backend, Bytes, CodeFormat, Device, DeviceId, DeviceInfo, DeviceKind, DeviceUuid, DriverError, Features,
     OpenError, PciAddress, Residents as _,
 };
+use warpweft_polled::ReactorOwner;
 
 use crate::{
     budget::Budget,
@@ -23,7 +24,6 @@ use crate::{
     links::LinkReport,
     peer::PeerTable,
     probe::{self, Probed},
-    reactor::ReactorOwner,
 };
 
 /// The backend's name.
@@ -71,7 +71,7 @@ impl CudaBackend {
             .map_err(OpenError::Driver)?;
         let no_thread =
             |error: io::Error| OpenError::NoThread { what: NAME.to_owned(), reason: error.to_string() };
-        let reactor = ReactorOwner::start().map_err(no_thread)?;
+        let reactor = ReactorOwner::start("cuda/reactor").map_err(no_thread)?;
         let shared = Shared {
             driver,
             peers: Arc::new(peers),

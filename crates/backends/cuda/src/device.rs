@@ -20,6 +20,7 @@ use warpweft_core_types::{
 };
 #[cfg(unix)]
 use warpweft_core_types::{SharedMemory, Sharing};
+use warpweft_polled::ReactorOwner;
 
 use crate::{
     budget::{Budget, hostile_surroundings},
@@ -35,7 +36,6 @@ use crate::{
     module::{CudaModule, PARAMETER_BYTES, Tools},
     peer::PeerTable,
     queue::{CudaQueue, QueueCore, check_launch},
-    reactor::ReactorOwner,
     resident::{CudaResident, ResidentCore},
     semaphore::CudaSemaphore,
     stream::Stream,
@@ -49,7 +49,7 @@ pub(crate) struct Shared {
     pub(crate) links: LinkReport,
     pub(crate) compiler: Compiler,
     pub(crate) infos: Vec<DeviceInfo>,
-    pub(crate) reactor: ReactorOwner,
+    pub(crate) reactor: ReactorOwner<QueueCore>,
     pub(crate) cache: CubinCache,
     /// Devices that may be open, those of imported contexts among them.
     pub(crate) open: Mutex<Vec<Weak<CudaDevice>>>,

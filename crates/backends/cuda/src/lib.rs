@@ -111,7 +111,6 @@ mod nvml;
 mod peer;
 mod probe;
 mod queue;
-mod reactor;
 mod resident;
 mod semaphore;
 mod stream;

@@ -17,9 +17,10 @@ use std::{
 
 use smallvec::SmallVec;
 use warpweft_core_types::{
-    Access, Buffer, BufferView, DriverError, Failure, Kernel, Launch, Op, OwnedSubmission, PreparedGraph,
-    Queue, QueueDesc, QueueId, SemaphorePoint, Submission, SubmissionId, SubmitError, promise_all,
+    Access, Buffer, BufferView, DriverError, Failure, Launch, Op, OwnedSubmission, Queue, QueueDesc, QueueId,
+    SemaphorePoint, Submission, SubmissionId, SubmitError, promise_all,
 };
+use warpweft_polled::{KeepAlive, Polled, Reactor};
 
 use crate::{
     clock::Clock,
@@ -29,7 +30,6 @@ use crate::{
     memory::buffer_of,
     module::CudaKernel,
     peer::PeerTable,
-    reactor::Reactor,
     semaphore::{self, Readiness, Wakers},
     stream::{Event, Stream},
     work,
@@ -55,7 +55,7 @@ const BATCH: usize = 16;
 pub(crate) struct QueueCore {
     context: Arc<Context>,
     peers: Arc<PeerTable>,
-    reactor: Arc<Reactor>,
+    reactor: Arc<Reactor<QueueCore>>,
     clock: Arc<Clock>,
     stream: Stream,
     id: QueueId,
@@ -149,76 +149,11 @@ struct InFlight {
 /// Submissions that are over.
 type Done = SmallVec<[InFlight; BATCH]>;
 
-/// What a submission uses.
-#[derive(Debug)]
-enum Used {
-    Buffer(#[expect(dead_code, reason = "held for its drop")] Arc<dyn Buffer>),
-    Kernel(#[expect(dead_code, reason = "held for its drop")] Arc<dyn Kernel>),
-    Graph(#[expect(dead_code, reason = "held for its drop")] PreparedGraph),
-}
-
-/// Everything that a submission in flight uses, held until it is over.
-#[derive(Debug)]
-struct KeepAlive {
-    used: Vec<Used>,
-    /// Addresses of the last entries: programs use the same few objects again and again.
-    recent: [usize; RECENT],
-    next: usize,
-}
-
-const RECENT: usize = 8;
-
-impl Default for KeepAlive {
-    /// With room for what most submissions use.
-    fn default() -> Self {
-        Self { used: Vec::with_capacity(RECENT), recent: [0; RECENT], next: 0 }
-    }
-}
-
-impl KeepAlive {
-    fn buffer(&mut self, view: &BufferView) {
-        let buffer = view.buffer();
-        if self.is_new(Arc::as_ptr(buffer).addr()) {
-            self.used.push(Used::Buffer(Arc::clone(buffer)));
-        }
-    }
-
-    fn kernel(&mut self, kernel: &Arc<dyn Kernel>) {
-        if self.is_new(Arc::as_ptr(kernel).addr()) {
-            self.used.push(Used::Kernel(Arc::clone(kernel)));
-        }
-    }
-
-    /// What an operation uses. Graphs hold what their nodes use.
-    fn op(&mut self, op: &Op<'_>) {
-        match op {
-            Op::Launch(launch) => self.kernel(launch.kernel()),
-            Op::Replay(graph) => return self.used.push(Used::Graph((*graph).clone())),
-            _ => {}
-        }
-        op.for_each_access(|view, _| self.buffer(view));
-    }
-
-    fn is_new(&mut self, address: usize) -> bool {
-        if self.recent.contains(&address) {
-            return false;
-        }
-        self.recent[self.next % self.recent.len()] = address;
-        self.next += 1;
-        true
-    }
-
-    fn clear(&mut self) {
-        self.used.clear();
-        self.recent = [0; RECENT];
-    }
-}
-
 impl QueueCore {
     pub(crate) fn new(
         context: &Arc<Context>,
         peers: &Arc<PeerTable>,
-        reactor: &Arc<Reactor>,
+        reactor: &Arc<Reactor<QueueCore>>,
         clock: &Arc<Clock>,
         stream: Stream,
         number: u32,
@@ -459,34 +394,6 @@ impl QueueCore {
         }
     }
 
-    /// Takes note of what the stream has finished; whether it was something.
-    ///
-    /// It does nothing while another thread is busy with the queue: that thread, or the next look, will.
-    pub(crate) fn reap(self: &Arc<Self>) -> bool {
-        let mut progress = false;
-        loop {
-            let mut done = Done::new();
-            let looked = self.take_finished(&mut done);
-            let is_last = done.len() < BATCH;
-            progress |= !done.is_empty();
-            // What is over is so before what fails behind it.
-            let is_held = !done.is_empty() && self.settle(done);
-            if let Err(error) = looked {
-                let failure = self.context.judge(error);
-                self.fail_in_flight(self.lock(), &failure);
-            } else if is_held {
-                self.schedule();
-            }
-            if is_last {
-                break;
-            }
-        }
-        if progress {
-            self.fail_doomed();
-        }
-        progress
-    }
-
     /// Raises what finished submissions signal and lets go of what they used; whether some are held.
     fn settle(&self, mut done: Done) -> bool {
         // Outside the lock: raising a semaphore wakes others, and letting go of buffers frees them.
@@ -507,16 +414,6 @@ impl QueueCore {
             self.context.serve(move || drop(kept));
         } else {
             done.iter_mut().for_each(|record| record.keep.clear());
-        }
-    }
-
-    /// Lets go of a queue that has nothing under way: one that nobody uses any more goes on the device's service
-    /// thread, for the same reason.
-    pub(crate) fn end(self: Arc<Self>) {
-        // Acquire: as in `let_go`.
-        if self.is_orphan.load(Ordering::Acquire) {
-            let context = Arc::clone(&self.context);
-            context.serve(move || drop(self));
         }
     }
 
@@ -563,11 +460,6 @@ impl QueueCore {
         })
     }
 
-    /// Whether submissions wait here for the stream to get shorter or for others.
-    pub(crate) fn is_holding(&self) -> bool {
-        self.try_lock().is_some_and(|state| !state.held.is_empty())
-    }
-
     fn try_lock(&self) -> Option<MutexGuard<'_, State>> {
         match self.state.try_lock() {
             Ok(state) => Some(state),
@@ -583,13 +475,6 @@ impl QueueCore {
         let spent = done.into_iter().take(room);
         state.spares.extend(spent.map(|InFlight { event, keep, .. }| Spare { event, keep }));
         !state.held.is_empty()
-    }
-
-    /// Whether the reactor may forget the queue.
-    pub(crate) fn retire(&self) -> bool {
-        let Some(mut state) = self.try_lock() else { return false };
-        state.tracked = !state.in_flight.is_empty();
-        !state.tracked
     }
 
     /// Fails everything the queue holds and will be given, and `signals`, which it had in hand. What is in the
@@ -649,6 +534,58 @@ impl QueueCore {
     fn lock(&self) -> MutexGuard<'_, State> {
         // Nothing of others runs under the lock but the driver.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Polled for QueueCore {
+    /// Takes note of what the stream has finished; whether it was something.
+    ///
+    /// It does nothing while another thread is busy with the queue: that thread, or the next look, will.
+    fn reap(self: &Arc<Self>) -> bool {
+        let mut progress = false;
+        loop {
+            let mut done = Done::new();
+            let looked = self.take_finished(&mut done);
+            let is_last = done.len() < BATCH;
+            progress |= !done.is_empty();
+            // What is over is so before what fails behind it.
+            let is_held = !done.is_empty() && self.settle(done);
+            if let Err(error) = looked {
+                let failure = self.context.judge(error);
+                self.fail_in_flight(self.lock(), &failure);
+            } else if is_held {
+                self.schedule();
+            }
+            if is_last {
+                break;
+            }
+        }
+        if progress {
+            self.fail_doomed();
+        }
+        progress
+    }
+
+    /// Whether submissions wait here for the stream to get shorter or for others.
+    fn is_holding(&self) -> bool {
+        self.try_lock().is_some_and(|state| !state.held.is_empty())
+    }
+
+    /// Whether the reactor may forget the queue.
+    fn retire(&self) -> bool {
+        let Some(mut state) = self.try_lock() else { return false };
+        state.tracked = !state.in_flight.is_empty();
+        !state.tracked
+    }
+
+    /// Lets go of a queue that has nothing under way: one that nobody uses any more goes on the device's service
+    /// thread, for the same reason.
+    fn end(self: Arc<Self>) {
+        // Acquire: as in `let_go`.
+        if self.is_orphan.load(Ordering::Acquire) {
+            let context = Arc::clone(&self.context);
+            context.serve(move || drop(self));
+        }
     }
 }
 

@@ -17,8 +17,9 @@ use smallvec::SmallVec;
 use warpweft_core_types::{
     Deadline, DeviceId, Failure, Semaphore, SemaphorePoint, SignalError, Timeline, WaitError,
 };
+use warpweft_polled::{Polled, Reactor};
 
-use crate::{context::left, fork::Origin, queue::QueueCore, reactor::Reactor, stream::Event};
+use crate::{context::left, fork::Origin, queue::QueueCore, stream::Event};
 
 /// A waiting thread looks by itself for this long, then leaves it to the reactor and sleeps.
 const LOOK: Duration = Duration::from_millis(10);
@@ -37,7 +38,7 @@ pub(crate) struct CudaSemaphore {
     /// The last value whose event was seen to be over. The timeline follows when the signal's queue is reaped,
     /// since raising it wakes others, and whoever only asks for the value may hold locks of their own.
     seen: AtomicU64,
-    reactor: Arc<Reactor>,
+    reactor: Arc<Reactor<QueueCore>>,
     origin: Origin,
     coming: Mutex<Coming>,
 }
@@ -70,7 +71,12 @@ pub(crate) enum Readiness {
 }
 
 impl CudaSemaphore {
-    pub(crate) fn new(device: DeviceId, initial: u64, reactor: &Arc<Reactor>, origin: Origin) -> Self {
+    pub(crate) fn new(
+        device: DeviceId,
+        initial: u64,
+        reactor: &Arc<Reactor<QueueCore>>,
+        origin: Origin,
+    ) -> Self {
         Self {
             device,
             timeline: Timeline::new(initial),

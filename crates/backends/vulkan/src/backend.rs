@@ -9,6 +9,7 @@ use std::{
 use warpweft_core_types::{
     Backend, Bytes, Device, DeviceId, DeviceInfo, DeviceUuid, Features, OpenError, PciAddress,
 };
+use warpweft_polled::ReactorOwner;
 
 use crate::{
     capability::{Capabilities, Physical},
@@ -17,7 +18,7 @@ use crate::{
     instance::{Instance, Messages, NO_DRIVER, unavailable},
     memory::Used,
     module::FORMATS,
-    reactor::ReactorOwner,
+    queue::QueueCore,
     resident::Budget,
 };
 
@@ -29,7 +30,7 @@ pub(crate) const NAME: &str = "vulkan";
 pub struct VulkanBackend {
     slots: Vec<Slot>,
     skipped: Vec<String>,
-    reactor: Arc<ReactorOwner>,
+    reactor: Arc<ReactorOwner<QueueCore>>,
     instance: Arc<Instance>,
 }
 
@@ -83,7 +84,7 @@ impl VulkanBackend {
         if config.unmapped {
             usable.iter_mut().for_each(|physical| physical.capabilities.is_unified = false);
         }
-        let reactor = ReactorOwner::start()
+        let reactor = ReactorOwner::start("vulkan/reactor")
             .map_err(|error| OpenError::NoThread { what: NAME.to_owned(), reason: error.to_string() })?;
         Ok(Self { slots: slots(&usable, config.copies), skipped, reactor: Arc::new(reactor), instance })
     }

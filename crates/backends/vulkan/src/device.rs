@@ -17,6 +17,7 @@ use warpweft_core_types::{
 };
 #[cfg(unix)]
 use warpweft_core_types::{SharedMemory, Sharing};
+use warpweft_polled::ReactorOwner;
 
 use crate::{
     capability::{Capabilities, Physical},
@@ -29,7 +30,6 @@ use crate::{
     module::{Loader, VulkanModule},
     probe,
     queue::{QueueCore, VulkanQueue},
-    reactor::ReactorOwner,
     resident::{Budget, Quarters, ResidentCore, VulkanResident},
     semaphore::VulkanSemaphore,
     service::Service,
@@ -88,7 +88,7 @@ pub(crate) struct VulkanDevice {
     clock: Clock,
     scratch: Arc<VulkanBuffer>,
     /// The thread that looks after queues goes on while there is a device, whatever became of the backend.
-    reactor: Arc<ReactorOwner>,
+    reactor: Arc<ReactorOwner<QueueCore>>,
     budget: Arc<Budget>,
     queue_count: AtomicU32,
     /// Queues and residents keep their device open through this.
@@ -98,7 +98,7 @@ pub(crate) struct VulkanDevice {
 impl VulkanDevice {
     pub(crate) fn open(
         instance: &Arc<Instance>,
-        reactor: &Arc<ReactorOwner>,
+        reactor: &Arc<ReactorOwner<QueueCore>>,
         facts: &Facts,
     ) -> Result<Arc<Self>, OpenError> {
         let gpu = Gpu::create(instance, &facts.physical, facts.info.id)?;

@@ -132,7 +132,6 @@ mod pipeline;
 mod probe;
 mod queue;
 mod ranges;
-mod reactor;
 mod record;
 mod resident;
 mod semaphore;

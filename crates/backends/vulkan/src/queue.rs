@@ -14,15 +14,15 @@ use std::{
 
 use smallvec::SmallVec;
 use warpweft_core_types::{
-    Buffer, BufferView, DriverError, Failure, Kernel, Op, OwnedOp, OwnedSubmission, PreparedGraph, Queue,
-    QueueDesc, QueueId, SemaphorePoint, Submission, SubmissionId, SubmitError, promise_all,
+    BufferView, DriverError, Failure, Op, OwnedOp, OwnedSubmission, PreparedGraph, Queue, QueueDesc, QueueId,
+    SemaphorePoint, Submission, SubmissionId, SubmitError, promise_all,
 };
+use warpweft_polled::{KeepAlive, Polled, Reactor};
 
 use crate::{
     chores::Hold,
-    graph::{Recorded, VulkanGraph},
+    graph::VulkanGraph,
     memory::VulkanBuffer,
-    reactor::Reactor,
     record::Recording,
     semaphore::{self, Readiness, Wakers},
     timeline::{Line, Ticket},
@@ -35,7 +35,7 @@ const SPARES: usize = 64;
 /// A queue's state and work, kept alive by whoever may still have to look after it.
 pub(crate) struct QueueCore {
     tools: Arc<Tools>,
-    reactor: Arc<Reactor>,
+    reactor: Arc<Reactor<QueueCore>>,
     line: Arc<Line>,
     /// Which queue of the driver's it uses.
     driver_queue: usize,
@@ -72,71 +72,6 @@ struct InFlight {
     ticket: Ticket,
     signals: Signals,
     batch: Batch,
-}
-
-/// What a submission uses.
-#[derive(Debug)]
-enum Used {
-    Buffer(#[expect(dead_code, reason = "held for its drop")] Arc<dyn Buffer>),
-    Kernel(#[expect(dead_code, reason = "held for its drop")] Arc<dyn Kernel>),
-    Graph(PreparedGraph),
-    Recorded(#[expect(dead_code, reason = "held for its drop")] Arc<Recorded>),
-}
-
-/// Everything that a submission in flight uses, held until it is over.
-#[derive(Debug, Default)]
-struct KeepAlive {
-    used: Vec<Used>,
-    /// Addresses of the last entries: programs use the same few objects again and again.
-    recent: [usize; 8],
-    next: usize,
-}
-
-impl KeepAlive {
-    fn buffer(&mut self, view: &BufferView) {
-        let buffer = view.buffer();
-        if self.is_new(Arc::as_ptr(buffer).addr()) {
-            self.used.push(Used::Buffer(Arc::clone(buffer)));
-        }
-    }
-
-    fn kernel(&mut self, kernel: &Arc<dyn Kernel>) {
-        if self.is_new(Arc::as_ptr(kernel).addr()) {
-            self.used.push(Used::Kernel(Arc::clone(kernel)));
-        }
-    }
-
-    /// What an operation uses. Graphs hold what their nodes use.
-    fn op(&mut self, op: &Op<'_>) {
-        match op {
-            Op::Launch(launch) => self.kernel(launch.kernel()),
-            Op::Replay(graph) => return self.used.push(Used::Graph((*graph).clone())),
-            _ => {}
-        }
-        op.for_each_access(|view, _| self.buffer(view));
-    }
-
-    fn graphs(&self) -> impl Iterator<Item = &PreparedGraph> {
-        self.used.iter().filter_map(|used| match used {
-            Used::Graph(graph) => Some(graph),
-            _ => None,
-        })
-    }
-
-    fn is_new(&mut self, address: usize) -> bool {
-        if self.recent.contains(&address) {
-            return false;
-        }
-        self.recent[self.next % self.recent.len()] = address;
-        self.next += 1;
-        true
-    }
-
-    fn clear(&mut self) {
-        self.used.clear();
-        self.recent = [0; 8];
-        self.next = 0;
-    }
 }
 
 /// The operations of a submission, lent or owned.
@@ -189,7 +124,7 @@ impl Batch {
 impl QueueCore {
     pub(crate) fn new(
         tools: &Arc<Tools>,
-        reactor: &Arc<Reactor>,
+        reactor: &Arc<Reactor<QueueCore>>,
         number: u32,
         desc: &QueueDesc,
     ) -> Result<Arc<Self>, DriverError> {
@@ -374,7 +309,7 @@ impl QueueCore {
             batch.wait_for(&before, &self.line);
         }
         let recordings = own.replay(graph.ops(), recording)?;
-        batch.keep.used.extend(recordings.into_iter().map(Used::Recorded));
+        recordings.into_iter().for_each(|recorded| batch.keep.other(recorded));
         Ok(())
     }
 
@@ -432,39 +367,6 @@ impl QueueCore {
         }
     }
 
-    /// Takes note of what the device has finished; whether it was something.
-    ///
-    /// It does nothing while another thread is busy with the queue: that thread, or the next look, will.
-    pub(crate) fn reap(self: &Arc<Self>) -> bool {
-        let mut done = SmallVec::<[InFlight; 4]>::new();
-        if let Err(failure) = self.take_finished(&mut done) {
-            self.fail_in_flight(self.lock(), &failure);
-        }
-        if done.is_empty() {
-            return false;
-        }
-        // Outside the lock: raising a semaphore wakes others, and letting go of buffers frees them.
-        for record in &mut done {
-            record.signals.iter().for_each(semaphore::reached);
-            record.signals.clear();
-            record.batch.keep.clear();
-        }
-        if self.recycle(done) {
-            self.schedule();
-        }
-        self.fail_doomed();
-        true
-    }
-
-    /// Lets go of a queue. One that nobody uses any more goes on its device's own thread, since the device may go with
-    /// it, and this may be the thread that others wait for.
-    pub(crate) fn end(self: Arc<Self>) {
-        if let Some(last) = Arc::into_inner(self) {
-            let chores = last.tools.gpu.chores.clone();
-            chores.give(move || drop(last));
-        }
-    }
-
     /// What a waker does.
     fn look(self: Arc<Self>) {
         self.schedule();
@@ -494,11 +396,6 @@ impl QueueCore {
         })
     }
 
-    /// Whether submissions wait here for others.
-    pub(crate) fn is_holding(&self) -> bool {
-        self.try_lock().is_some_and(|state| !state.held.is_empty())
-    }
-
     fn try_lock(&self) -> Option<MutexGuard<'_, State>> {
         match self.state.try_lock() {
             Ok(state) => Some(state),
@@ -525,13 +422,6 @@ impl QueueCore {
         drop(state);
         drop(spent);
         holding
-    }
-
-    /// Whether the reactor may forget the queue.
-    pub(crate) fn retire(&self) -> bool {
-        let Some(mut state) = self.try_lock() else { return false };
-        state.tracked = !state.in_flight.is_empty();
-        !state.tracked
     }
 
     /// Fails what the driver did not get, and with it the queue.
@@ -642,6 +532,53 @@ struct Refused {
     failure: Arc<Failure>,
     signals: Signals,
     batch: Batch,
+}
+
+impl Polled for QueueCore {
+    /// Takes note of what the device has finished; whether it was something.
+    ///
+    /// It does nothing while another thread is busy with the queue: that thread, or the next look, will.
+    fn reap(self: &Arc<Self>) -> bool {
+        let mut done = SmallVec::<[InFlight; 4]>::new();
+        if let Err(failure) = self.take_finished(&mut done) {
+            self.fail_in_flight(self.lock(), &failure);
+        }
+        if done.is_empty() {
+            return false;
+        }
+        // Outside the lock: raising a semaphore wakes others, and letting go of buffers frees them.
+        for record in &mut done {
+            record.signals.iter().for_each(semaphore::reached);
+            record.signals.clear();
+            record.batch.keep.clear();
+        }
+        if self.recycle(done) {
+            self.schedule();
+        }
+        self.fail_doomed();
+        true
+    }
+
+    /// Whether submissions wait here for others.
+    fn is_holding(&self) -> bool {
+        self.try_lock().is_some_and(|state| !state.held.is_empty())
+    }
+
+    /// Whether the reactor may forget the queue.
+    fn retire(&self) -> bool {
+        let Some(mut state) = self.try_lock() else { return false };
+        state.tracked = !state.in_flight.is_empty();
+        !state.tracked
+    }
+
+    /// Lets go of a queue. One that nobody uses any more goes on its device's own thread, since the device may go with
+    /// it, and this may be the thread that others wait for.
+    fn end(self: Arc<Self>) {
+        if let Some(last) = Arc::into_inner(self) {
+            let chores = last.tools.gpu.chores.clone();
+            chores.give(move || drop(last));
+        }
+    }
 }
 
 impl fmt::Debug for QueueCore {

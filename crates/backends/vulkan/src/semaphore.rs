@@ -19,8 +19,9 @@ use smallvec::SmallVec;
 use warpweft_core_types::{
     Deadline, DeviceId, DriverError, Failure, Semaphore, SemaphorePoint, SignalError, Timeline, WaitError,
 };
+use warpweft_polled::{Polled, Reactor};
 
-use crate::{gpu::Gpu, queue::QueueCore, reactor::Reactor, timeline::Ticket};
+use crate::{gpu::Gpu, queue::QueueCore, timeline::Ticket};
 
 /// A waiting thread waits with the driver for this long, then leaves it to the reactor and sleeps: the driver does not
 /// know of values that the host raises, and of failures.
@@ -41,7 +42,7 @@ pub(crate) struct VulkanSemaphore {
     /// The last value whose ticket was seen to be reached. The timeline follows when the signal's queue is reaped,
     /// since raising it wakes others, and whoever only asks for the value may hold locks of their own.
     seen: AtomicU64,
-    reactor: Arc<Reactor>,
+    reactor: Arc<Reactor<QueueCore>>,
     coming: Mutex<Coming>,
 }
 
@@ -73,7 +74,7 @@ pub(crate) enum Readiness {
 }
 
 impl VulkanSemaphore {
-    pub(crate) fn new(device: DeviceId, initial: u64, reactor: &Arc<Reactor>) -> Self {
+    pub(crate) fn new(device: DeviceId, initial: u64, reactor: &Arc<Reactor<QueueCore>>) -> Self {
         Self {
             device,
             timeline: Timeline::new(initial),

@@ -1,10 +1,7 @@
 //! The thread that notices finished work for those who sleep: one for all devices of a backend.
-//!
-//! It asks the driver for the values of timelines. A wait of the driver's for any of many (`vkWaitSemaphores`) is for one
-//! device, and cannot be told of new work.
 
 use std::{
-    io,
+    fmt, io, process,
     sync::{
         Arc, Condvar, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicUsize, Ordering},
@@ -12,8 +9,6 @@ use std::{
     thread,
     time::{Duration, Instant},
 };
-
-use crate::queue::QueueCore;
 
 /// How long it looks without a pause after somebody began to wait, or after progress while somebody does.
 const ALERT: Duration = Duration::from_micros(100);
@@ -30,18 +25,33 @@ const LAZY: Duration = Duration::from_millis(1);
 /// turns would pay each time.
 const DOZE: (Duration, u32) = (Duration::from_millis(1), 100);
 
+/// A queue that can be asked what it has finished.
+pub trait Polled: fmt::Debug + Send + Sync + 'static {
+    /// Takes note of what is finished; whether it was something. It waits for no other thread.
+    fn reap(self: &Arc<Self>) -> bool;
+
+    /// Whether submissions wait on the host, so that looking matters though nobody sleeps.
+    fn is_holding(&self) -> bool;
+
+    /// Whether nothing is under way, so that the reactor may forget it. Whoever submits next adds it again.
+    fn retire(&self) -> bool;
+
+    /// Lets go of a queue that was forgotten. A device may go with it, which is not for the reactor to wait for.
+    fn end(self: Arc<Self>);
+}
+
 /// Queues with work under way, and the thread that looks after them.
-#[derive(Debug, Default)]
-pub(crate) struct Reactor {
+#[derive(Debug)]
+pub struct Reactor<Q> {
     /// Threads that sleep until some value is reached.
     waiting: AtomicUsize,
-    state: Mutex<State>,
+    state: Mutex<State<Q>>,
     changed: Condvar,
 }
 
-#[derive(Debug, Default)]
-struct State {
-    busy: Vec<Arc<QueueCore>>,
+#[derive(Debug)]
+struct State<Q> {
+    busy: Vec<Arc<Q>>,
     /// When work was last added or found finished.
     moved: Option<Instant>,
     /// When somebody last began to wait.
@@ -53,42 +63,61 @@ struct State {
 
 /// Ends the thread when dropped, once no work is under way.
 #[derive(Debug)]
-pub(crate) struct ReactorOwner(Arc<Reactor>);
+pub struct ReactorOwner<Q: Polled> {
+    reactor: Arc<Reactor<Q>>,
+    /// Where the thread is.
+    process: u32,
+}
 
-impl ReactorOwner {
-    pub(crate) fn start() -> io::Result<Self> {
-        let reactor = Arc::new(Reactor::default());
+impl<Q: Polled> ReactorOwner<Q> {
+    /// Starts a thread of this name.
+    ///
+    /// # Errors
+    ///
+    /// The system's, if there is no thread.
+    pub fn start(name: &str) -> io::Result<Self> {
+        let state = State { busy: Vec::new(), moved: None, stirred: None, asleep: false, closed: false };
+        let reactor =
+            Reactor { waiting: AtomicUsize::new(0), state: Mutex::new(state), changed: Condvar::new() };
+        let reactor = Arc::new(reactor);
         let shared = Arc::clone(&reactor);
-        thread::Builder::new().name("vulkan/reactor".to_owned()).spawn(move || shared.run())?;
-        Ok(Self(reactor))
+        thread::Builder::new().name(name.to_owned()).spawn(move || shared.run())?;
+        Ok(Self { reactor, process: process::id() })
     }
 
-    pub(crate) const fn shared(&self) -> &Arc<Reactor> {
-        &self.0
+    /// The reactor, for queues and semaphores.
+    pub const fn shared(&self) -> &Arc<Reactor<Q>> {
+        &self.reactor
     }
 }
 
-impl Drop for ReactorOwner {
+impl<Q: Polled> Drop for ReactorOwner<Q> {
     fn drop(&mut self) {
-        self.0.lock().closed = true;
-        self.0.changed.notify_all();
+        // In a forked process there is no thread, and the lock may be held for good.
+        if self.process != process::id() {
+            return;
+        }
+        self.reactor.lock().closed = true;
+        self.reactor.changed.notify_all();
     }
 }
 
 /// While it lives, the reactor looks often.
 #[derive(Debug)]
-pub(crate) struct Attention<'a>(&'a Reactor);
+pub struct Attention<'a> {
+    waiting: &'a AtomicUsize,
+}
 
 impl Drop for Attention<'_> {
     fn drop(&mut self) {
         // Relaxed, as in `attend`: a hint that orders nothing.
-        self.0.waiting.fetch_sub(1, Ordering::Relaxed);
+        self.waiting.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-impl Reactor {
+impl<Q: Polled> Reactor<Q> {
     /// Looks after a queue from now on, until nothing of it is under way.
-    pub(crate) fn add(&self, queue: Arc<QueueCore>) {
+    pub fn add(&self, queue: Arc<Q>) {
         let mut state = self.lock();
         state.busy.push(queue);
         state.moved = Some(Instant::now());
@@ -98,14 +127,14 @@ impl Reactor {
     }
 
     /// Says that a thread is about to sleep.
-    pub(crate) fn attend(&self) -> Attention<'_> {
+    pub fn attend(&self) -> Attention<'_> {
         self.waiting.fetch_add(1, Ordering::Relaxed);
         self.stir();
-        Attention(self)
+        Attention { waiting: &self.waiting }
     }
 
     /// Says that somebody cares about what comes next.
-    pub(crate) fn stir(&self) {
+    pub fn stir(&self) {
         self.lock().stirred = Some(Instant::now());
         self.changed.notify_all();
     }
@@ -117,10 +146,10 @@ impl Reactor {
             queues.clone_from(&self.lock().busy);
             let progress = queues.iter().filter(|queue| queue.reap()).count() > 0;
             let holding = queues.iter().any(|queue| queue.is_holding());
-            queues.drain(..).for_each(QueueCore::end);
+            queues.clear();
             let mut state = self.lock();
             // A device may go with its last queue, which is not for this thread to wait for.
-            state.busy.extract_if(.., |queue| queue.retire()).for_each(QueueCore::end);
+            state.busy.extract_if(.., |queue| queue.retire()).for_each(Q::end);
             if progress {
                 state.moved = Some(Instant::now());
             }
@@ -137,7 +166,7 @@ impl Reactor {
     }
 
     /// Between two looks at work that is under way: the longer it takes, the less a pause matters.
-    fn pause(&self, state: MutexGuard<'_, State>, holding: bool) {
+    fn pause(&self, state: MutexGuard<'_, State<Q>>, holding: bool) {
         let since = |event: Option<Instant>| event.map_or(NAP.1 * 64, |event| event.elapsed());
         let (moved, stirred) = (since(state.moved), since(state.stirred));
         // Relaxed: a hint.
@@ -151,7 +180,7 @@ impl Reactor {
         drop(self.changed.wait_timeout(state, nap));
     }
 
-    fn doze(&self, mut state: MutexGuard<'_, State>, idle: u32) {
+    fn doze(&self, mut state: MutexGuard<'_, State<Q>>, idle: u32) {
         if idle < DOZE.1 {
             drop(self.changed.wait_timeout(state, DOZE.0));
             return;
@@ -161,7 +190,7 @@ impl Reactor {
         state.asleep = false;
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, State<Q>> {
         // Only this module's own code runs under the lock, none of which panics.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

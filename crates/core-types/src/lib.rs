@@ -27,6 +27,7 @@ mod clock;
 mod deadline;
 mod device;
 mod error;
+mod failure;
 mod graph;
 mod host_function;
 mod id;
@@ -52,9 +53,10 @@ pub use device::{
     MemoryUsage, PeerAccess, Peers,
 };
 pub use error::{
-    AllocError, DriverError, ErrorClass, Failure, GraphError, InteropError, LaunchError, LoadError,
-    OpenError, RangeError, ResidentError, SignalError, SubmitError, WaitError,
+    AllocError, DriverError, ErrorClass, GraphError, InteropError, LaunchError, LoadError, OpenError,
+    RangeError, ResidentError, SubmitError,
 };
+pub use failure::{Failure, SignalError, WaitError};
 pub use graph::{Graph, GraphNode, GraphOp, Graphs, PreparedGraph};
 pub use host_function::{
     Element, HostFunction, InBounds, Progress, RawArgument, RawWorkgroup, SharedSlice, WORKGROUP_ABI,

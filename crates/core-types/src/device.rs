@@ -7,9 +7,9 @@ use serde::{Deserialize, Serialize};
 #[cfg(unix)]
 use crate::Sharing;
 use crate::{
-    AllocError, Buffer, BufferDesc, Bytes, CodeFormat, DeviceClock, DeviceId, Failure, Graphs, Interop,
-    KernelCode, LinkFact, LinkTraffic, LoadError, Module, OpenError, PciAddress, Queue, QueueDesc, Residents,
-    Semaphore,
+    AllocError, Buffer, BufferDesc, Bytes, CodeFormat, Collectives, DeviceClock, DeviceId, Failure, Graphs,
+    Interop, KernelCode, LinkFact, LinkTraffic, LoadError, Module, OpenError, PciAddress, Queue, QueueDesc,
+    Residents, Semaphore,
 };
 
 /// A family of devices reached through one driver stack.
@@ -55,6 +55,8 @@ bitflags::bitflags! {
         const INTEROP = 1 << 7;
         /// [`Device::sharing`]: shares memory with other processes.
         const SHARED_MEMORY = 1 << 8;
+        /// [`Device::collectives`]: its driver stack has collectives of its own.
+        const COLLECTIVES = 1 << 9;
     }
 }
 
@@ -228,6 +230,11 @@ pub trait Device: Any + fmt::Debug + Send + Sync {
 
     /// Handles of other libraries.
     fn interop(&self) -> Option<&dyn Interop> {
+        None
+    }
+
+    /// Collectives of the driver stack's own.
+    fn collectives(&self) -> Option<&dyn Collectives> {
         None
     }
 

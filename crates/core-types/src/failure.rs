@@ -2,7 +2,9 @@
 
 use std::{sync::Arc, time::Duration};
 
-use crate::{DeviceId, DriverError, ErrorClass, RangeError, SubmissionId, SubmitError, WorkId};
+use crate::{
+    CollectiveFailure, DeviceId, DriverError, ErrorClass, RangeError, SubmissionId, SubmitError, WorkId,
+};
 
 /// Why submitted work did not happen. Shared by everyone who waits for it.
 #[derive(Debug, thiserror::Error)]
@@ -70,6 +72,9 @@ pub enum Failure {
         /// The time it had.
         after: Duration,
     },
+    /// A collective was not completed.
+    #[error(transparent)]
+    Collective(#[from] CollectiveFailure),
     /// A submission was refused while a longer operation was under way.
     #[error("a submission was refused: {0}")]
     Submit(#[source] SubmitError),
@@ -145,6 +150,7 @@ impl Failure {
             Self::Submit(error) => error.class(),
             Self::Range(error) => error.class(),
             Self::Driver { .. } => ErrorClass::Internal,
+            Self::Collective(failure) => failure.class(),
         }
     }
 }

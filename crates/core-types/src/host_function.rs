@@ -2,7 +2,7 @@
 
 use std::{ffi::c_void, fmt, marker::PhantomData, sync::Arc};
 
-use crate::Access;
+use crate::{Access, Failure};
 
 /// What a resident kernel says when it returns to its executor.
 ///
@@ -19,7 +19,9 @@ pub enum Progress {
 
 /// A kernel as a Rust function, called once for each workgroup (and, if resident, once a slice).
 #[derive(Clone)]
-pub struct HostFunction(Arc<dyn Fn(&Workgroup<'_>) -> Progress + Send + Sync>);
+pub struct HostFunction(Arc<Body>);
+
+type Body = dyn Fn(&Workgroup<'_>) -> Result<Progress, Arc<Failure>> + Send + Sync;
 
 impl HostFunction {
     /// A kernel that runs to its end.
@@ -33,11 +35,22 @@ impl HostFunction {
     /// A resident kernel: it returns at a message boundary as soon as [`Workgroup::should_yield`] says so,
     /// keeps everything it needs again in its buffers, and is called again for the next slice.
     pub fn resident(body: impl Fn(&Workgroup<'_>) -> Progress + Send + Sync + 'static) -> Self {
-        Self(Arc::new(body))
+        Self(Arc::new(move |workgroup| Ok(body(workgroup))))
+    }
+
+    /// A kernel that runs to its end or fails, which is what becomes of its submission then.
+    pub fn fallible(
+        body: impl Fn(&Workgroup<'_>) -> Result<(), Arc<Failure>> + Send + Sync + 'static,
+    ) -> Self {
+        Self(Arc::new(move |workgroup| body(workgroup).map(|()| Progress::Busy)))
     }
 
     /// Runs one workgroup.
-    pub fn call(&self, workgroup: &Workgroup<'_>) -> Progress {
+    ///
+    /// # Errors
+    ///
+    /// What the kernel failed with.
+    pub fn call(&self, workgroup: &Workgroup<'_>) -> Result<Progress, Arc<Failure>> {
         (self.0)(workgroup)
     }
 }

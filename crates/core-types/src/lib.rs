@@ -10,8 +10,8 @@
 //! - The seam is object-safe, since devices of different backends meet in one program. Per-message and
 //!   per-element work never crosses it.
 //! - A small required core and whole optional families ([`Peers`], [`Links`], [`HostImport`],
-//!   [`Residents`], [`Graphs`], [`DeviceClock`], [`Interop`], [`Sharing`]); [`Features`] are negotiated
-//!   when a device is opened, so that nothing is found missing in the middle of a run.
+//!   [`Residents`], [`Graphs`], [`DeviceClock`], [`Interop`], [`Sharing`], [`Collectives`]); [`Features`] are
+//!   negotiated when a device is opened, so that nothing is found missing in the middle of a run.
 //! - Operands are checked once, by the constructors of [`BufferView`], [`CopyRegion`], [`FillRegion`] and
 //!   [`Launch`]; backends do not look again.
 //! - Everything that can wait takes a [`Deadline`].
@@ -24,8 +24,10 @@
 mod access;
 mod buffer;
 mod clock;
+mod collective;
 mod deadline;
 mod device;
+mod element;
 mod error;
 mod failure;
 mod graph;
@@ -47,14 +49,19 @@ mod unit;
 pub use access::Access;
 pub use buffer::{Buffer, BufferDesc, BufferView, HostMapping, MemoryKind, MemoryPlace};
 pub use clock::{ClockModel, ClockReport, ClockSample, DeviceClock, HostTime, TimestampRegion};
+pub use collective::{
+    CollectiveCall, CollectiveFailure, CollectiveGroup, CollectiveOp, Collectives, NativeCommunicator,
+    NativeCommunicatorDesc, NativeId, OwnedCollectives, Registration, RegistrationKind,
+};
 pub use deadline::Deadline;
 pub use device::{
     Backend, Device, DeviceExt, DeviceInfo, DeviceKind, Features, HostImport, HostMemory, Limits, Links,
     MemoryUsage, PeerAccess, Peers,
 };
+pub use element::{DType, ReduceOp};
 pub use error::{
-    AllocError, DriverError, ErrorClass, GraphError, InteropError, LaunchError, LoadError, OpenError,
-    RangeError, ResidentError, SubmitError,
+    AllocError, CallError, CollectiveError, DriverError, ErrorClass, GraphError, InteropError, LaunchError,
+    LoadError, OpenError, RangeError, ResidentError, SubmitError,
 };
 pub use failure::{Failure, SignalError, WaitError};
 pub use graph::{Graph, GraphNode, GraphOp, Graphs, PreparedGraph};

@@ -5,8 +5,8 @@ use std::{any::Any, fmt, sync::Arc};
 use smallvec::SmallVec;
 
 use crate::{
-    Access, Arg, BufferView, Failure, Kernel, Launch, Param, PreparedGraph, QueueId, RangeError,
-    SemaphorePoint, SubmissionId, SubmitError, TimestampRegion,
+    Access, Arg, BufferView, CollectiveGroup, Failure, Kernel, Launch, OwnedCollectives, Param,
+    PreparedGraph, QueueId, RangeError, SemaphorePoint, SubmissionId, SubmitError, TimestampRegion,
 };
 
 /// What to create.
@@ -71,6 +71,8 @@ pub enum Op<'a> {
     Timestamp(TimestampRegion<'a>),
     /// Runs a prepared graph.
     Replay(&'a PreparedGraph),
+    /// Does this rank's part of what the ranks of a communicator do together.
+    Collective(CollectiveGroup<'a>),
 }
 
 impl<'a> Op<'a> {
@@ -85,6 +87,9 @@ impl<'a> Op<'a> {
             Self::Launch(launch) => launch.buffers().for_each(|(view, access)| visit(view, access)),
             Self::Timestamp(stamp) => visit(stamp.dst(), Access::Write),
             Self::Replay(graph) => graph.ops().iter().for_each(|op| op.for_each_access(&mut visit)),
+            Self::Collective(group) => {
+                group.calls().iter().for_each(|call| call.for_each_access(&mut visit));
+            }
         }
     }
 
@@ -96,6 +101,7 @@ impl<'a> Op<'a> {
             Self::Launch(_) => "launch",
             Self::Timestamp(_) => "timestamp",
             Self::Replay(_) => "replay",
+            Self::Collective(_) => "collective",
         }
     }
 }
@@ -195,6 +201,7 @@ enum Owned {
     Launch(OwnedLaunch),
     Timestamp { dst: BufferView },
     Replay(PreparedGraph),
+    Collective(OwnedCollectives),
 }
 
 /// A [`Launch`] that owns what it names. It is made of a `Launch`, and so of arguments that were checked.
@@ -229,6 +236,7 @@ impl From<&Op<'_>> for OwnedOp {
             Op::Launch(launch) => Owned::Launch(launch.into()),
             Op::Timestamp(stamp) => Owned::Timestamp { dst: stamp.dst().clone() },
             Op::Replay(graph) => Owned::Replay((*graph).clone()),
+            Op::Collective(group) => Owned::Collective(group.into()),
         })
     }
 }
@@ -261,6 +269,7 @@ impl OwnedOp {
             Owned::Launch(launch) => launch.with(|launch| visit(&Op::Launch(*launch))),
             Owned::Timestamp { dst } => visit(&Op::Timestamp(TimestampRegion::checked(dst))),
             Owned::Replay(graph) => visit(&Op::Replay(graph)),
+            Owned::Collective(group) => group.with(|group| visit(&Op::Collective(*group))),
         }
     }
 
@@ -284,6 +293,7 @@ impl OwnedOp {
             Owned::Fill { dst, .. } | Owned::Timestamp { dst } => visit(dst, Access::Write),
             Owned::Launch(launch) => launch.buffers().for_each(|(view, access)| visit(view, access)),
             Owned::Replay(graph) => graph.ops().iter().for_each(|op| op.for_each_access(visit)),
+            Owned::Collective(group) => group.for_each_access(visit),
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::{any::Any, sync::Arc};
 
-use warpweft_core_types::{Buffer, BufferView, Kernel, Op, PreparedGraph};
+use warpweft_core_types::{Buffer, BufferView, Kernel, NativeCommunicator, Op, PreparedGraph};
 
 /// How many of the last objects are known again: programs use the same few again and again.
 const RECENT: usize = 8;
@@ -36,6 +36,7 @@ impl KeepAlive {
     pub fn op(&mut self, op: &Op<'_>) {
         match op {
             Op::Launch(launch) => self.kernel(launch.kernel()),
+            Op::Collective(group) => self.communicator(group.communicator()),
             Op::Replay(graph) => return self.used.push(Used::Graph((*graph).clone())),
             _ => {}
         }
@@ -72,6 +73,12 @@ impl KeepAlive {
     fn kernel(&mut self, kernel: &Arc<dyn Kernel>) {
         if self.is_new(Arc::as_ptr(kernel).addr()) {
             self.used.push(Used::Kernel(Arc::clone(kernel)));
+        }
+    }
+
+    fn communicator(&mut self, communicator: &Arc<dyn NativeCommunicator>) {
+        if self.is_new(Arc::as_ptr(communicator).addr()) {
+            self.used.push(Used::Other(Arc::clone(communicator) as Arc<dyn Any + Send + Sync>));
         }
     }
 

@@ -9,7 +9,8 @@ use std::{
 
 use serde::Serialize;
 use warpweft_core_types::{
-    Backend, DeviceId, GraphOp, Op, Semaphore, SemaphorePoint, Submission, SubmissionId, SubmitError,
+    Backend, BufferView, DeviceId, GraphOp, Op, Semaphore, SemaphorePoint, Submission, SubmissionId,
+    SubmitError,
 };
 
 use crate::layer::{Layer, LayeredBackend, LayeredQueue, layered_backend};
@@ -209,6 +210,9 @@ fn bytes_of(op: &Op<'_>) -> u64 {
         Op::Copy(copy) => copy.dst().size(),
         Op::Fill(fill) => fill.dst().size(),
         Op::Replay(graph) => graph.ops().iter().map(|op| bytes_of_node(op)).sum(),
+        Op::Collective(group) => {
+            group.calls().iter().filter_map(|call| call.dst()).map(BufferView::size).sum()
+        }
         _ => 0,
     }
 }

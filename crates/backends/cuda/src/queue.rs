@@ -669,7 +669,7 @@ pub(crate) fn check_op(context: &Context, peers: &PeerTable, op: &Op<'_>) -> Res
             return ours.then_some(()).ok_or(SubmitError::Foreign { what: "graph", owner, device });
         }
         Op::Copy(_) | Op::Fill(_) | Op::Timestamp(_) => {}
-        _ => return Err(SubmitError::Invalid { reason: format!("{device} does no {}", op.name()) }),
+        _ => return Err(SubmitError::Unsupported { device, what: op.name() }),
     }
     let mut result = Ok(());
     op.for_each_access(|view, access| {

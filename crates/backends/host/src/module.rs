@@ -268,7 +268,7 @@ impl HostLaunch {
             should_yield: should_yield::<Y>,
         };
         let outcome = self.kernel.call(&raw);
-        outcome.map_err(|fault| Arc::new(fault.at(work, &self.kernel.contract.name)))
+        outcome.map_err(|fault| fault.at(work, &self.kernel.contract.name))
     }
 }
 
@@ -282,14 +282,16 @@ fn index_of(position: u64, [x, y, _]: [u32; 3]) -> [u32; 3] {
 enum Fault {
     Panic(String),
     Code(i32),
+    Failure(Arc<Failure>),
 }
 
 impl Fault {
-    fn at(self, work: WorkId, kernel: &str) -> Failure {
+    fn at(self, work: WorkId, kernel: &str) -> Arc<Failure> {
         let kernel = kernel.to_owned();
         match self {
-            Self::Panic(message) => Failure::KernelPanicked { work, kernel, message },
-            Self::Code(code) => Failure::KernelFailed { work, kernel, code },
+            Self::Panic(message) => Arc::new(Failure::KernelPanicked { work, kernel, message }),
+            Self::Code(code) => Arc::new(Failure::KernelFailed { work, kernel, code }),
+            Self::Failure(failure) => failure,
         }
     }
 }
@@ -309,11 +311,14 @@ impl HostKernel {
                 // launch, whose memory nobody references, and its context is the source it names.
                 let workgroup = unsafe { Workgroup::from_raw(raw) };
                 // A kernel's state is in its buffers; a panic leaves nothing half-changed but those.
-                catch_unwind(AssertUnwindSafe(|| function.call(&workgroup))).map_err(|payload| {
-                    let text = panic_text(payload.as_ref());
-                    guard(|| drop(payload));
-                    Fault::Panic(text)
-                })
+                match catch_unwind(AssertUnwindSafe(|| function.call(&workgroup))) {
+                    Ok(outcome) => outcome.map_err(Fault::Failure),
+                    Err(payload) => {
+                        let text = panic_text(payload.as_ref());
+                        guard(|| drop(payload));
+                        Err(Fault::Panic(text))
+                    }
+                }
             }
             // SAFETY: the entry has this type and keeps to its contract (`KernelCode::with_foreign`), the
             // library stays mapped while `self` lives, and `raw` is as in the other arm.

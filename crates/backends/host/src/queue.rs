@@ -414,7 +414,7 @@ fn find_op(
         }
         Op::Timestamp(stamp) => HostOp::Timestamp { dst: operand(stamp.dst(), Access::Write)? },
         Op::Replay(graph) => return find_nodes(device, links, graph, found),
-        _ => return Err(SubmitError::Invalid { reason: format!("host devices do no {}", op.name()) }),
+        _ => return Err(SubmitError::Unsupported { device, what: op.name() }),
     });
     Ok(())
 }

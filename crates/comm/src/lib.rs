@@ -1,0 +1,2 @@
+//! Collectives over devices of every backend.
+#![forbid(unsafe_code)]

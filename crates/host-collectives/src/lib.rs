@@ -1,0 +1,1 @@
+//! Collectives of ranks on one host, through memory that all of them map.

@@ -14,7 +14,7 @@ use std::{
 use warpweft_core_types::Deadline;
 
 use crate::{
-    GroupError, Health, HealthChange, JoinError, MemberInfo, Rank, Rendezvous, address,
+    Bind, GroupError, Health, HealthChange, JoinError, MemberInfo, Rank, Rendezvous, address,
     config::{JoinConfig, LimitConfig},
     gather::{Gathering, Plan},
     hub::{Hub, HubConfig},
@@ -106,6 +106,11 @@ impl Group {
     /// The run that the group belongs to.
     pub fn run(&self) -> &crate::RunId {
         &self.contact.run
+    }
+
+    /// Where this member listens for the others.
+    pub fn bind(&self) -> &Bind {
+        &self.config.bind
     }
 
     /// Waits until every member calls this.

@@ -4,11 +4,14 @@ use std::{path::PathBuf, time::Duration};
 
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 
+use crate::perf::collective::{Kind, PerfCollective};
+
 const EXAMPLES: &str = "\
 Examples:
   warpweft demo                          four CPU devices, everything checked
   warpweft demo --devices 8 --links ring copies go round a ring
   warpweft perf copy -b 1M -e 256M       every pair of devices, beside the raw calls
+  warpweft perf all_reduce               collectives, engines side by side
   warpweft topo --backend host --measure what is linked to what, and how fast
   warpweft demo --backend vulkan         the devices of any Vulkan driver
   warpweft launch -n 4 -- ./program      four processes of one job
@@ -46,6 +49,47 @@ pub(crate) enum Perf {
     Copy(PerfCopy),
     /// Launch of an empty kernel and wait for it.
     Launch(PerfLaunch),
+    /// Every rank gets what all ranks' elements reduce to.
+    #[command(name = "all_reduce")]
+    AllReduce(PerfCollective),
+    /// Every rank gets what all have.
+    #[command(name = "all_gather")]
+    AllGather(PerfCollective),
+    /// Every rank gets a part of what all ranks' elements reduce to.
+    #[command(name = "reduce_scatter")]
+    ReduceScatter(PerfCollective),
+    /// Every rank gets what one has.
+    Broadcast(PerfCollective),
+    /// One rank gets what all ranks' elements reduce to.
+    Reduce(PerfCollective),
+    /// One rank gets what all have.
+    Gather(PerfCollective),
+    /// Every rank gets a part of what one has.
+    Scatter(PerfCollective),
+    /// Every rank gets a part of what each has.
+    #[command(name = "all_to_all")]
+    AllToAll(PerfCollective),
+    /// Every rank sends to the next and receives from the one before.
+    #[command(name = "send_recv")]
+    SendRecv(PerfCollective),
+}
+
+impl Perf {
+    /// Which collective, if it is one.
+    pub(crate) const fn collective(&self) -> Option<(Kind, &PerfCollective)> {
+        Some(match self {
+            Self::Copy(_) | Self::Launch(_) => return None,
+            Self::AllReduce(args) => (Kind::AllReduce, args),
+            Self::AllGather(args) => (Kind::AllGather, args),
+            Self::ReduceScatter(args) => (Kind::ReduceScatter, args),
+            Self::Broadcast(args) => (Kind::Broadcast, args),
+            Self::Reduce(args) => (Kind::Reduce, args),
+            Self::Gather(args) => (Kind::Gather, args),
+            Self::Scatter(args) => (Kind::Scatter, args),
+            Self::AllToAll(args) => (Kind::AllToAll, args),
+            Self::SendRecv(args) => (Kind::SendRecv, args),
+        })
+    }
 }
 
 /// Which devices to use.
@@ -276,7 +320,7 @@ pub(crate) struct Doctor {
 }
 
 /// Reads `4096`, `64K`, `1M` or `2G`: binary units, as nccl-tests reads them.
-fn parse_size(text: &str) -> Result<u64, String> {
+pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
     let wrong = || format!("{text:?} is not a size like 4096, 64K, 1M or 2G");
     let digits = text.trim_end_matches(['k', 'K', 'm', 'M', 'g', 'G']);
     let shift = match text[digits.len()..].to_ascii_uppercase().as_str() {
@@ -297,7 +341,7 @@ fn parse_ratio(text: &str) -> Result<f64, String> {
         .ok_or_else(|| format!("{text:?} is not a ratio above 0, such as 0.97"))
 }
 
-fn parse_seconds(text: &str) -> Result<Duration, String> {
+pub(crate) fn parse_seconds(text: &str) -> Result<Duration, String> {
     let wrong = || format!("{text:?} is not a number of seconds above 0");
     let seconds: f64 = text.parse().map_err(|_| wrong())?;
     Duration::try_from_secs_f64(seconds).ok().filter(|time| !time.is_zero()).ok_or_else(wrong)

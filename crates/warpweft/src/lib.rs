@@ -28,6 +28,7 @@
 //! - `cuda`: NVIDIA GPUs, `cuda`; the driver is found and loaded at run time.
 //! - `vulkan`: devices of any Vulkan driver, `vulkan`; the loader is found and opened at run time.
 //! - `bootstrap`: processes of one job that find and watch each other, `bootstrap`.
+//! - `comm`: collectives over devices of every backend, `comm`.
 //! - `wrappers`: devices that inject faults, find races or record traces, `wrappers`.
 //!
 //! A feature makes a backend available; the program says which ones run, by value.
@@ -43,6 +44,9 @@ pub use warpweft_core_types::*;
 /// Processes of one job that find and watch each other.
 #[cfg(feature = "bootstrap")]
 pub use warpweft_bootstrap as bootstrap;
+/// Collectives over devices of every backend.
+#[cfg(feature = "comm")]
+pub use warpweft_comm as comm;
 /// Which work runs where.
 pub use warpweft_coordinator as coordinator;
 /// NVIDIA GPUs.

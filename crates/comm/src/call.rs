@@ -1,0 +1,136 @@
+//! Calls: what is to be done, checked, and the ways to have it done.
+
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+use warpweft_core_types::{CollectiveCall, Deadline, GraphOp, Queue, QueueId, SemaphorePoint};
+
+use crate::{CommError, Communicator, communicator::Inner, error::unfinished};
+
+/// One call of a collective, with operands that were checked. Nothing is done before it is enqueued or waited for.
+#[derive(Debug, Clone, Copy)]
+#[must_use = "a call is made by enqueuing it or waiting for it"]
+pub struct Call<'a> {
+    pub(crate) comm: &'a Communicator,
+    pub(crate) call: CollectiveCall<'a>,
+}
+
+impl<'a> Call<'a> {
+    /// Puts it in a queue of this rank's device: behind what is there, before what comes. Nothing is waited for.
+    ///
+    /// # Errors
+    ///
+    /// See [`CommError`]. An error that comes later fails the queue, and is told by [`Enqueued::wait`].
+    pub fn on(self, queue: &Arc<dyn Queue>) -> Result<Enqueued, CommError> {
+        self.comm.inner.enqueue(&[self.call], queue)
+    }
+
+    /// Has it done now, and waits for it. What was enqueued before comes first.
+    ///
+    /// # Errors
+    ///
+    /// [`CommError::Timeout`] by the deadline; the call goes on where a device carries it out.
+    pub fn wait(self, deadline: impl Into<Deadline>) -> Result<(), CommError> {
+        self.comm.inner.run(&[self.call], deadline.into())
+    }
+
+    /// It as nodes of a graph, to run one after the other; none where there is nothing to do. All ranks replay such
+    /// graphs in the same order, among themselves and among other calls, see [`Communicator::replay`].
+    ///
+    /// # Errors
+    ///
+    /// [`CommError::Unsupported`] where the engine has no calls in graphs.
+    pub fn nodes(self) -> Result<SmallVec<[GraphOp; 1]>, CommError> {
+        self.comm.inner.nodes(&[self.call])
+    }
+
+    /// It and another, which begin together.
+    pub fn and(self, other: Self) -> Calls<'a> {
+        Calls { comm: self.comm, calls: SmallVec::from_slice(&[self.call, other.call]) }
+    }
+}
+
+/// Calls that begin together, so that a rank can send and receive at once.
+#[derive(Debug, Clone)]
+#[must_use = "calls are made by enqueuing them or waiting for them"]
+pub struct Calls<'a> {
+    pub(crate) comm: &'a Communicator,
+    pub(crate) calls: SmallVec<[CollectiveCall<'a>; 4]>,
+}
+
+impl<'a> Calls<'a> {
+    /// These and one more.
+    pub fn and(mut self, other: Call<'a>) -> Self {
+        self.calls.push(other.call);
+        self
+    }
+
+    /// As [`Call::on`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Call::on`].
+    pub fn on(self, queue: &Arc<dyn Queue>) -> Result<Enqueued, CommError> {
+        self.comm.inner.enqueue(&self.calls, queue)
+    }
+
+    /// As [`Call::wait`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Call::wait`].
+    pub fn wait(self, deadline: impl Into<Deadline>) -> Result<(), CommError> {
+        self.comm.inner.run(&self.calls, deadline.into())
+    }
+
+    /// As [`Call::nodes`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Call::nodes`].
+    pub fn nodes(self) -> Result<SmallVec<[GraphOp; 1]>, CommError> {
+        self.comm.inner.nodes(&self.calls)
+    }
+}
+
+impl<'a> From<Call<'a>> for Calls<'a> {
+    fn from(call: Call<'a>) -> Self {
+        Self { comm: call.comm, calls: SmallVec::from_slice(&[call.call]) }
+    }
+}
+
+/// A call in a queue.
+#[derive(Debug, Clone)]
+pub struct Enqueued {
+    pub(crate) inner: Arc<Inner>,
+    pub(crate) queue: QueueId,
+    pub(crate) ticket: u64,
+}
+
+impl Enqueued {
+    /// A point that is reached once the call is over, for other queues to wait for, or a future; none if it is over.
+    ///
+    /// # Errors
+    ///
+    /// The failure of the queue or the communicator.
+    pub fn point(&self) -> Result<Option<SemaphorePoint>, CommError> {
+        self.inner.lock().lines.point(self.queue, self.ticket)
+    }
+
+    /// Waits until the call is over.
+    ///
+    /// # Errors
+    ///
+    /// [`CommError::Timeout`] by the deadline, and the call goes on; [`CommError::Failed`].
+    pub fn wait(&self, deadline: impl Into<Deadline>) -> Result<(), CommError> {
+        let op = || format!("a call on {}", self.queue);
+        let outcome = match self.point()? {
+            None => Ok(()),
+            Some(point) => {
+                point.wait(deadline).map_err(|error| self.inner.told(unfinished(error, self.ticket, op())))
+            }
+        };
+        self.inner.look();
+        outcome
+    }
+}

@@ -1,0 +1,61 @@
+//! How a communicator is to be.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{EngineKind, FlightConfig};
+
+/// How a communicator is to be. All ranks say the same, but for [`Self::flight`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CommConfig {
+    /// The engine to use and no other; the best for each call if none is named.
+    pub engine: Option<EngineKind>,
+    /// How long a call may be under way, what it waits for included, before the communicator is aborted on all ranks.
+    pub timeout: Duration,
+    /// Compare every call of all ranks before it is put in a queue: a call that differs is an error on all ranks and has
+    /// no effect. It costs a trip to rank 0 and back. The host engine compares calls always.
+    pub validate: bool,
+    /// Multiprocessors that collectives may take on each device; as many as the engine likes if nothing is said.
+    pub multiprocessors: Option<u32>,
+    /// What is remembered of calls.
+    pub flight: FlightConfig,
+}
+
+impl Default for CommConfig {
+    fn default() -> Self {
+        Self {
+            engine: None,
+            timeout: Duration::from_secs(300),
+            validate: false,
+            multiprocessors: None,
+            flight: FlightConfig::default(),
+        }
+    }
+}
+
+/// What ranks have to agree on.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Agreed {
+    engine: Option<EngineKind>,
+    timeout: Duration,
+    validate: bool,
+    multiprocessors: Option<u32>,
+}
+
+impl From<&CommConfig> for Agreed {
+    fn from(config: &CommConfig) -> Self {
+        Self {
+            engine: config.engine,
+            timeout: config.timeout,
+            validate: config.validate,
+            multiprocessors: config.multiprocessors,
+        }
+    }
+}
+
+impl Agreed {
+    pub(crate) const fn engine(&self) -> Option<EngineKind> {
+        self.engine
+    }
+}

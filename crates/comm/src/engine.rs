@@ -1,0 +1,111 @@
+//! What carries calls out: one trait, and who implements it.
+
+use std::{fmt, sync::Arc};
+
+use serde::{Deserialize, Serialize};
+use warpweft_core_types::{
+    Buffer, CollectiveCall, CollectiveError, CollectiveOp, DType, Deadline, Failure, Op, Queue, Registration,
+    RegistrationKind, SemaphorePoint, Submission,
+};
+
+use crate::CommError;
+
+pub(crate) mod host;
+pub(crate) mod native;
+pub(crate) mod planned;
+pub(crate) mod solo;
+
+/// Which engine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum EngineKind {
+    /// One rank: copies.
+    Solo,
+    /// The collectives of the devices' own driver stack, such as NCCL.
+    Native,
+    /// Memory that all ranks of a host map, for host devices in threads and processes.
+    Host,
+    /// Copies by the best route and kernels that reduce, for any mixture of devices of one process.
+    Planned,
+}
+
+impl EngineKind {
+    /// All of them, in the order in which they are asked.
+    pub const ALL: [Self; 4] = [Self::Solo, Self::Native, Self::Host, Self::Planned];
+
+    /// Its name, as programs write it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Solo => "solo",
+            Self::Native => "native",
+            Self::Host => "host",
+            Self::Planned => "planned",
+        }
+    }
+}
+
+impl fmt::Display for EngineKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// One way to carry out collectives, for one rank.
+///
+/// An engine turns calls into operations of a submission, so that queues order them like everything else.
+pub(crate) trait Engine: fmt::Debug + Send + Sync {
+    fn kind(&self) -> EngineKind;
+
+    fn does(&self, op: CollectiveOp, dtype: DType) -> bool;
+
+    /// Whether calls that are in different queues have to be ordered by us.
+    fn needs_order(&self) -> bool;
+
+    /// Lends the operations that carry out calls which begin together.
+    fn with_ops(
+        &self,
+        calls: &[CollectiveCall<'_>],
+        visit: &mut dyn FnMut(&[Op<'_>]) -> Result<(), CommError>,
+    ) -> Result<(), CommError>;
+
+    /// Puts calls in a queue, behind `waits`.
+    fn enqueue(
+        &self,
+        calls: &[CollectiveCall<'_>],
+        queue: &Arc<dyn Queue>,
+        waits: &[SemaphorePoint],
+    ) -> Result<(), CommError> {
+        self.with_ops(calls, &mut |ops| {
+            queue.submit(&Submission { waits, ops, signals: &[] })?;
+            Ok(())
+        })
+    }
+
+    /// Carries the calls out in this thread, where the engine can do so for such memory.
+    fn run(&self, calls: &[CollectiveCall<'_>], deadline: Deadline) -> Option<Result<(), CommError>>;
+
+    /// An error that came by itself.
+    fn check(&self) -> Result<(), CollectiveError>;
+
+    /// Ends what is under way: it fails with this.
+    fn abort(&self, failure: &Arc<Failure>, deadline: Deadline);
+
+    /// Registers memory.
+    fn register(
+        &self,
+        _buffer: &Arc<dyn Buffer>,
+        kind: RegistrationKind,
+    ) -> Result<Arc<dyn Registration>, CommError> {
+        Err(self.cannot(format!("register memory ({kind:?})")))
+    }
+
+    /// Allocates memory that can be registered in any way.
+    fn allocate(&self, _size: u64) -> Result<Arc<dyn Buffer>, CommError> {
+        Err(self.cannot("allocate memory".to_owned()))
+    }
+
+    fn cannot(&self, what: String) -> CommError {
+        CommError::Unsupported { what, engines: self.kind().to_string() }
+    }
+}

@@ -1,0 +1,436 @@
+//! The flight recorder: the last calls of a rank, and what became of them.
+
+use std::{
+    collections::VecDeque,
+    fs, io,
+    path::{Path, PathBuf},
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+
+use serde::{Deserialize, Serialize};
+use warpweft_core_types::{CollectiveCall, CollectiveOp, DType, QueueId};
+
+/// What is recorded, and where it goes when a communicator fails.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FlightConfig {
+    /// Calls that are remembered.
+    pub capacity: usize,
+    /// The folder that gets a file for each rank when the communicator fails; none is written if there is no folder.
+    pub folder: Option<PathBuf>,
+}
+
+impl Default for FlightConfig {
+    fn default() -> Self {
+        Self { capacity: 1024, folder: None }
+    }
+}
+
+/// The last calls of one rank, as a file holds them.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct FlightRecord {
+    /// The rank.
+    pub rank: u32,
+    /// How many there are.
+    pub size: u32,
+    /// Its device.
+    pub device: String,
+    /// Why the communicator failed, if it did.
+    pub failure: Option<String>,
+    /// Ranks that this one knows to be lost.
+    pub lost: Vec<u32>,
+    /// The calls, oldest first.
+    pub calls: Vec<CallRecord>,
+}
+
+/// One call.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct CallRecord {
+    /// The call's number; the same call has the same number on all ranks. Sends and receives have none.
+    pub number: Option<u64>,
+    /// What was called, in words that all ranks share.
+    pub call: String,
+    /// The engine.
+    pub engine: String,
+    /// The queue, if it is in one.
+    pub queue: Option<String>,
+    /// When it was called, in microseconds since the communicator was made.
+    pub called_us: u64,
+    /// When it was seen to be over.
+    pub over_us: Option<u64>,
+}
+
+/// What a call is, the same on all ranks that call the same.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Signature {
+    Calls {
+        op: CollectiveOp,
+        dtype: DType,
+        /// Bytes of the larger operand.
+        bytes: u64,
+        /// Calls that begin together.
+        count: usize,
+    },
+    Replay {
+        nodes: usize,
+    },
+}
+
+impl Signature {
+    /// Of calls that begin together, if there are any.
+    pub(crate) fn of(calls: &[CollectiveCall<'_>]) -> Option<Self> {
+        let first = calls.first()?;
+        let sizes = [first.src(), first.dst()].into_iter().flatten().map(|view| view.size());
+        let bytes = sizes.max().unwrap_or_default();
+        Some(Self::Calls { op: first.op(), dtype: first.dtype(), bytes, count: calls.len() })
+    }
+
+    /// In words.
+    pub(crate) fn text(&self) -> String {
+        match self {
+            Self::Calls { op, dtype, bytes, count: 1 } => format!("{op} of {dtype}, {bytes} bytes"),
+            Self::Calls { op, dtype, bytes, count } => {
+                format!("{count} calls from {op} of {dtype}, {bytes} bytes")
+            }
+            Self::Replay { nodes } => format!("replay of a graph of {nodes} nodes"),
+        }
+    }
+
+    /// Whether all ranks make this call.
+    pub(crate) const fn is_for_all(&self) -> bool {
+        match self {
+            Self::Calls { op, .. } => !op.is_pairwise(),
+            Self::Replay { .. } => true,
+        }
+    }
+}
+
+/// Which call of a rank.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Called {
+    /// Its place among all calls of this rank.
+    pub(crate) ticket: u64,
+    /// Its place among those that all ranks make.
+    pub(crate) number: Option<u64>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    ticket: u64,
+    number: Option<u64>,
+    signature: Signature,
+    engine: &'static str,
+    queue: Option<QueueId>,
+    called: Instant,
+    over: Option<Instant>,
+}
+
+/// The ring of a communicator.
+#[derive(Debug)]
+pub(crate) struct Flight {
+    start: Instant,
+    config: FlightConfig,
+    entries: Mutex<VecDeque<Entry>>,
+}
+
+/// A call that is not over and has been under way the longest.
+#[derive(Debug)]
+pub(crate) struct Oldest {
+    pub(crate) ticket: u64,
+    pub(crate) op: String,
+    pub(crate) age: Duration,
+}
+
+impl Flight {
+    pub(crate) fn new(config: FlightConfig) -> Self {
+        let entries = Mutex::new(VecDeque::with_capacity(config.capacity));
+        Self { start: Instant::now(), config, entries }
+    }
+
+    /// Notes a call.
+    pub(crate) fn begin(
+        &self,
+        call: Called,
+        signature: Signature,
+        engine: &'static str,
+        queue: Option<QueueId>,
+    ) {
+        let Called { ticket, number } = call;
+        let mut entries = self.lock();
+        if entries.len() >= self.config.capacity {
+            entries.pop_front();
+        }
+        if self.config.capacity > 0 {
+            let called = Instant::now();
+            entries.push_back(Entry { ticket, number, signature, engine, queue, called, over: None });
+        }
+    }
+
+    /// A call that was refused never was.
+    pub(crate) fn retract(&self, ticket: u64) {
+        self.lock().retain(|entry| entry.ticket != ticket);
+    }
+
+    /// Notes that the calls of a queue are over up to this one, or the one that was in none.
+    pub(crate) fn end(&self, queue: Option<QueueId>, ticket: u64) {
+        let now = Instant::now();
+        let mut entries = self.lock();
+        let own = entries.iter_mut().rev().filter(|entry| entry.queue == queue && entry.ticket <= ticket);
+        // What is before one that is over is over too.
+        own.take_while(|entry| entry.over.is_none()).for_each(|entry| entry.over = Some(now));
+    }
+
+    pub(crate) fn oldest(&self) -> Option<Oldest> {
+        let entries = self.lock();
+        let entry = entries.iter().find(|entry| entry.over.is_none())?;
+        Some(Oldest { ticket: entry.ticket, op: entry.signature.text(), age: entry.called.elapsed() })
+    }
+
+    pub(crate) fn calls(&self) -> Vec<CallRecord> {
+        let since = |at: Instant| {
+            u64::try_from(at.saturating_duration_since(self.start).as_micros()).unwrap_or(u64::MAX)
+        };
+        let record = |entry: &Entry| CallRecord {
+            number: entry.number,
+            call: entry.signature.text(),
+            engine: entry.engine.to_owned(),
+            queue: entry.queue.map(|queue| queue.to_string()),
+            called_us: since(entry.called),
+            over_us: entry.over.map(since),
+        };
+        self.lock().iter().map(record).collect()
+    }
+
+    /// Writes a rank's file, if there is a folder for it.
+    pub(crate) fn write(&self, record: &FlightRecord) -> io::Result<()> {
+        let Some(folder) = &self.config.folder else { return Ok(()) };
+        record.write_to(folder).map(|_| ())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, VecDeque<Entry>> {
+        // No code of others runs under the lock.
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl FlightRecord {
+    /// Writes it into a folder, which is made if it is not there, as a file that is named for the rank.
+    ///
+    /// # Errors
+    ///
+    /// The system's.
+    pub fn write_to(&self, folder: &Path) -> io::Result<PathBuf> {
+        fs::create_dir_all(folder)?;
+        let path = folder.join(format!("rank-{}.json", self.rank));
+        let fresh = folder.join(format!(".rank-{}.json", self.rank));
+        fs::write(&fresh, serde_json::to_vec_pretty(self)?)?;
+        fs::rename(&fresh, &path)?;
+        Ok(path)
+    }
+
+    /// Reads all files of a folder, by rank.
+    ///
+    /// # Errors
+    ///
+    /// The system's; a file that is no record is [`io::ErrorKind::InvalidData`] and named.
+    pub fn read_all(folder: &Path) -> io::Result<Vec<Self>> {
+        let mut records = Vec::new();
+        for file in fs::read_dir(folder)? {
+            let path = file?.path();
+            let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+            if !(name.starts_with("rank-") && name.ends_with(".json")) {
+                continue;
+            }
+            let record = serde_json::from_slice(&fs::read(&path)?);
+            let wrong =
+                |error| io::Error::new(io::ErrorKind::InvalidData, format!("{}: {error}", path.display()));
+            records.push(record.map_err(wrong)?);
+        }
+        records.sort_by_key(|record: &Self| record.rank);
+        Ok(records)
+    }
+}
+
+/// Who is to blame for a communicator that failed, as far as the records of its ranks tell.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(tag = "verdict", rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Verdict {
+    /// These ranks left no record, or are known to be lost by those who did.
+    Lost {
+        /// The ranks.
+        ranks: Vec<u32>,
+        /// The last call that the others had made.
+        number: u64,
+        /// What it was.
+        call: String,
+    },
+    /// These ranks called something else than most.
+    Differs {
+        /// The ranks.
+        ranks: Vec<u32>,
+        /// The call's number.
+        number: u64,
+        /// What they called.
+        called: String,
+        /// What the others called.
+        others: String,
+    },
+    /// These ranks never made a call that the others made.
+    Missing {
+        /// The ranks.
+        ranks: Vec<u32>,
+        /// The first call that they did not make.
+        number: u64,
+        /// What it was.
+        call: String,
+    },
+    /// All made this call, and it was over on these ranks only.
+    Stuck {
+        /// Ranks on which it is not over.
+        ranks: Vec<u32>,
+        /// The call's number.
+        number: u64,
+        /// What it was.
+        call: String,
+    },
+    /// Everything that is remembered was over.
+    Clean,
+}
+
+impl Verdict {
+    /// Compares the records of a communicator's ranks.
+    pub fn of(records: &[FlightRecord]) -> Self {
+        let Some(size) = records.iter().map(|record| record.size).max() else { return Self::Clean };
+        let newest =
+            records.iter().filter_map(|record| numbered(record).last()).max_by_key(|(number, _)| *number);
+        let Some((last, newest)) = newest else { return Self::Clean };
+        let lost = lost(records, size);
+        if !lost.is_empty() {
+            return Self::Lost { ranks: lost, number: last, call: newest.call.clone() };
+        }
+        // Older ones are not remembered by all.
+        let first =
+            records.iter().filter_map(|record| numbered(record).next()).map(|(number, _)| number).max();
+        for number in first.unwrap_or(0)..=last {
+            let find = |record| numbered(record).find(|(own, _)| *own == number).map(|(_, call)| call);
+            let calls: Vec<_> = records.iter().map(|record| (record.rank, find(record))).collect();
+            if let Some(verdict) = judge(number, &calls) {
+                return verdict;
+            }
+        }
+        Self::Clean
+    }
+}
+
+/// The calls that all ranks make, with their numbers.
+fn numbered(record: &FlightRecord) -> impl Iterator<Item = (u64, &CallRecord)> {
+    record.calls.iter().filter_map(|call| call.number.map(|number| (number, call)))
+}
+
+fn lost(records: &[FlightRecord], size: u32) -> Vec<u32> {
+    let has_record = |rank: u32| records.iter().any(|record| record.rank == rank);
+    let is_known_lost = |rank: u32| records.iter().any(|record| record.lost.contains(&rank));
+    (0..size).filter(|rank| !has_record(*rank) || is_known_lost(*rank)).collect()
+}
+
+/// What is wrong with one call, if something is.
+fn judge(number: u64, calls: &[(u32, Option<&CallRecord>)]) -> Option<Verdict> {
+    let made: Vec<_> = calls.iter().filter_map(|(rank, call)| call.map(|call| (*rank, call))).collect();
+    let common = most_common(&made)?;
+    let differing: Vec<_> = made.iter().filter(|(_, call)| call.call != common).collect();
+    if let Some((_, call)) = differing.first() {
+        let ranks = differing.iter().map(|(rank, _)| *rank).collect();
+        return Some(Verdict::Differs {
+            ranks,
+            number,
+            called: call.call.clone(),
+            others: common.to_owned(),
+        });
+    }
+    let missing: Vec<_> = calls.iter().filter(|(_, call)| call.is_none()).map(|(rank, _)| *rank).collect();
+    if !missing.is_empty() {
+        return Some(Verdict::Missing { ranks: missing, number, call: common.to_owned() });
+    }
+    let unfinished = made.iter().filter(|(_, call)| call.over_us.is_none());
+    let unfinished: Vec<_> = unfinished.map(|(rank, _)| *rank).collect();
+    (!unfinished.is_empty()).then(|| Verdict::Stuck { ranks: unfinished, number, call: common.to_owned() })
+}
+
+/// What most ranks called.
+fn most_common<'a>(made: &[(u32, &'a CallRecord)]) -> Option<&'a str> {
+    let count = |text: &str| made.iter().filter(|(_, call)| call.call == text).count();
+    // The first of those that are equally common.
+    let best = made.iter().map(|(_, call)| count(&call.call)).max()?;
+    made.iter().map(|(_, call)| call.call.as_str()).find(|text| count(text) == best)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(rank: u32, calls: &[(&str, bool)]) -> FlightRecord {
+        let call = |(number, (text, over)): (u64, &(&str, bool))| CallRecord {
+            number: Some(number),
+            call: (*text).to_owned(),
+            engine: "host".to_owned(),
+            queue: None,
+            called_us: number,
+            over_us: over.then_some(number + 1),
+        };
+        FlightRecord {
+            rank,
+            size: 3,
+            device: format!("host:{rank}"),
+            failure: None,
+            lost: Vec::new(),
+            calls: (1..).zip(calls).map(call).collect(),
+        }
+    }
+
+    #[test]
+    fn a_rank_without_a_record_is_lost() {
+        let records = [record(0, &[("a", true), ("b", false)]), record(2, &[("a", true), ("b", false)])];
+        assert_eq!(Verdict::of(&records), Verdict::Lost { ranks: vec![1], number: 2, call: "b".to_owned() });
+    }
+
+    #[test]
+    fn a_rank_that_calls_something_else_is_named() {
+        let same = [("a", true), ("b", false)];
+        let records = [record(0, &same), record(1, &[("a", true), ("c", false)]), record(2, &same)];
+        let verdict = Verdict::of(&records);
+        let Verdict::Differs { ranks, number: 2, called, others } = verdict else { panic!("{verdict:?}") };
+        assert_eq!((ranks, called.as_str(), others.as_str()), (vec![1], "c", "b"));
+    }
+
+    #[test]
+    fn a_rank_that_never_calls_is_named_with_the_first_call_it_lacks() {
+        let same = [("a", true), ("b", false), ("c", false)];
+        let records = [record(0, &same), record(1, &[("a", true)]), record(2, &same)];
+        assert_eq!(
+            Verdict::of(&records),
+            Verdict::Missing { ranks: vec![1], number: 2, call: "b".to_owned() }
+        );
+    }
+
+    #[test]
+    fn a_call_that_all_made_and_some_did_not_end_is_stuck() {
+        let records = [record(0, &[("a", true)]), record(1, &[("a", false)]), record(2, &[("a", true)])];
+        assert_eq!(Verdict::of(&records), Verdict::Stuck { ranks: vec![1], number: 1, call: "a".to_owned() });
+    }
+
+    #[test]
+    fn calls_that_are_over_leave_nobody_to_blame() {
+        let records = [0, 1, 2].map(|rank| record(rank, &[("a", true)]));
+        assert_eq!(Verdict::of(&records), Verdict::Clean);
+    }
+
+    #[test]
+    fn files_are_read_as_they_were_written() {
+        let folder = std::env::temp_dir().join(format!("flight-{}", std::process::id()));
+        let record = record(1, &[("a", true), ("b", false)]);
+        record.write_to(&folder).unwrap();
+        assert_eq!(FlightRecord::read_all(&folder).unwrap(), [record]);
+        fs::remove_dir_all(folder).unwrap();
+    }
+}

@@ -1,0 +1,109 @@
+//! The thread that keeps an eye on a communicator: on the other ranks, on calls that take too long, and on how far
+//! queues have come.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    task::{Wake, Waker},
+    thread::{self, JoinHandle, Thread},
+    time::{Duration, Instant},
+};
+
+use crate::{CommError, communicator::Inner};
+
+/// How often calls that are under way are looked at.
+const BUSY: Duration = Duration::from_millis(4);
+
+/// How often it looks when there are none; a rank that is lost wakes it.
+const IDLE: Duration = Duration::from_millis(250);
+
+/// How often the engines are asked for errors, which may cost a call into a driver.
+const CHECK: Duration = Duration::from_millis(100);
+
+/// Ends the thread when it is dropped.
+#[derive(Debug)]
+pub(crate) struct Keeper {
+    inner: Arc<Inner>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// How the thread is woken.
+#[derive(Debug, Default)]
+pub(crate) struct Bell {
+    /// The thread sleeps long, since it knows of no calls.
+    resting: AtomicBool,
+    ended: AtomicBool,
+    thread: std::sync::OnceLock<Thread>,
+}
+
+impl Bell {
+    /// There are calls. It costs nothing while that is known.
+    pub(crate) fn calls(&self) {
+        // Relaxed: it is only about when the thread looks next; what it looks at is under a lock.
+        if self.resting.load(Ordering::Relaxed) {
+            self.ring();
+        }
+    }
+
+    fn ring(&self) {
+        if let Some(thread) = self.thread.get() {
+            thread.unpark();
+        }
+    }
+}
+
+impl Wake for Bell {
+    fn wake(self: Arc<Self>) {
+        self.ring();
+    }
+}
+
+impl Keeper {
+    pub(crate) fn start(inner: Arc<Inner>) -> Result<Self, CommError> {
+        let watched = Arc::clone(&inner);
+        let thread = thread::Builder::new().name("comm keeper".to_owned()).spawn(move || keep(&watched));
+        let thread = thread.map_err(CommError::system("start a thread"))?;
+        Ok(Self { inner, thread: Some(thread) })
+    }
+}
+
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        let bell = &self.inner.bell;
+        // Relaxed: unparking and parking order it.
+        bell.ended.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            thread.thread().unpark();
+            if thread.join().is_err() {
+                tracing::error!("the keeper of a communicator had panicked");
+            }
+        }
+    }
+}
+
+fn keep(inner: &Inner) {
+    let bell = &inner.bell;
+    // It is set once: a communicator has one keeper.
+    let _thread = bell.thread.set(thread::current());
+    let waker = Waker::from(Arc::clone(bell));
+    let mut checked = Instant::now();
+    // Relaxed: see `Keeper::drop`.
+    while !bell.ended.load(Ordering::Relaxed) {
+        // First: what changes from here on wakes the thread again.
+        inner.group().wake_on_change(&waker);
+        inner.check_group();
+        inner.look();
+        inner.check_age();
+        if checked.elapsed() >= CHECK {
+            inner.check_engines();
+            checked = Instant::now();
+        }
+        let busy = inner.is_busy();
+        // Relaxed: as in `Bell::calls`. A call that is missed here is seen when the rest is over.
+        bell.resting.store(!busy, Ordering::Relaxed);
+        thread::park_timeout(if busy { BUSY } else { IDLE });
+        bell.resting.store(false, Ordering::Relaxed);
+    }
+}

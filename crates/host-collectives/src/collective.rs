@@ -68,7 +68,10 @@ pub(crate) unsafe fn run(
             // SAFETY: they are between operands of ranks that are in this call, whose callers lend them until all of
             // them have published the next step, or have seen that the communicator has ended and this rank is outside.
             // No two ranks write the same bytes, or bytes that another reads.
-            unsafe { moves.perform_until(&work.reduction(), || fabric.has_ended()) };
+            let is_done = unsafe { moves.perform_until(&work.reduction(), || fabric.has_ended()) };
+            if !is_done {
+                return Err(Ended);
+            }
         } else {
             // SAFETY: they are between operands that the caller lends and slots of the step, which are complete until
             // this rank publishes the next one.

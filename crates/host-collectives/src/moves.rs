@@ -174,21 +174,22 @@ impl Moves {
         }
     }
 
-    /// Does all of it, unless it is told to end: then it stops soon, in the middle.
+    /// Does all of it, unless it is told to end: then it stops soon, in the middle. Whether all is done.
     ///
     /// # Safety
     ///
     /// As for [`Self::perform`].
-    pub(crate) unsafe fn perform_until(&self, reduction: &Reduction<'_>, is_over: impl Fn() -> bool) {
+    pub(crate) unsafe fn perform_until(&self, reduction: &Reduction<'_>, is_over: impl Fn() -> bool) -> bool {
         for step in &self.0 {
             for offset in (0..step.len()).step_by(STRETCH) {
                 if is_over() {
-                    return;
+                    return false;
                 }
                 // SAFETY: by the caller's contract.
                 unsafe { step.part(offset, STRETCH).perform(reduction) };
             }
         }
+        true
     }
 }
 

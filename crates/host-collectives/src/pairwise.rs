@@ -291,8 +291,8 @@ impl Pair {
         };
         // SAFETY: the sender lends its operand, which has this length, until this rank has taken the fragment, or it
         // has seen that the communicator has ended and this rank is outside.
-        unsafe { moves.perform_until(&reduction, || fabric.has_ended()) };
-        if fabric.has_ended() { Err(Ended) } else { Ok(()) }
+        let is_done = unsafe { moves.perform_until(&reduction, || fabric.has_ended()) };
+        if is_done { Ok(()) } else { Err(Ended) }
     }
 }
 

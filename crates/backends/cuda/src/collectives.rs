@@ -199,7 +199,7 @@ impl Joining {
     /// environment says otherwise, which a library cannot set in a program with threads.
     fn connect(&self, communicator: &Arc<CudaCommunicator>) -> Result<(), CollectiveError> {
         /// Up to this size algorithms change; what comes beyond is what this size is.
-        const LARGEST: u64 = 16 << 20;
+        const LARGEST: u64 = 8 << 20;
         const SIZES: [u64; 4] = [8, 64 << 10, 1 << 20, LARGEST];
         const TYPES: [DType; 3] = [DType::F32, DType::F16, DType::Bf16];
         let (context, ..) = self.device.surroundings();

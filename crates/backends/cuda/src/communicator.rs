@@ -489,10 +489,15 @@ pub(crate) fn of(op: &Op<'_>) -> SmallVec<[usize; 2]> {
     found
 }
 
-/// Tells the communicators of an operation that a queue is given calls of theirs.
-pub(crate) fn expect_calls(op: &Op<'_>, queue: &Arc<QueueCore>) -> Result<(), Arc<Failure>> {
+/// Tells the communicators of an operation that a queue is given calls of theirs, and their addresses to `note`.
+pub(crate) fn expect_calls(
+    op: &Op<'_>,
+    queue: &Arc<QueueCore>,
+    mut note: impl FnMut(usize),
+) -> Result<(), Arc<Failure>> {
     let mut expected = Ok(());
     for_each(op, |communicator| {
+        note(communicator.address());
         if expected.is_ok() {
             expected = communicator.expect_calls(queue);
         }
@@ -706,11 +711,12 @@ impl Seen {
     const KINDS: usize = 10;
     const REDUCTIONS: usize = 7;
     /// Where the library's choice of algorithms changes, roughly.
-    const SIZES: [u64; 3] = [64 << 10, 1 << 20, 16 << 20];
+    const SIZES: [u64; 3] = [64 << 10, 1 << 20, 8 << 20];
 
     /// Takes note of a call; whether there was none like it.
     fn note(&self, call: &CollectiveCall<'_>) -> bool {
-        let bytes = call.src().or(call.dst()).map_or(0, BufferView::size);
+        let size = |view: Option<&BufferView>| view.map_or(0, BufferView::size);
+        let bytes = size(call.src()).max(size(call.dst()));
         let class = Self::SIZES.iter().filter(|size| bytes > **size).count();
         let bit = 1_u64 << (call.dtype() as usize * (Self::SIZES.len() + 1) + class);
         let word = &self.0[kind(call.op()) * Self::REDUCTIONS + call.op().reduction().map_or(0, redop)];

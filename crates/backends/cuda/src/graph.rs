@@ -267,6 +267,8 @@ impl CudaGraph {
                 // SAFETY: as above.
                 unsafe { driver.graph_set_kernel(executable, node.raw(), parameters) }
             }),
+            // It keeps what it was captured with, see `check`.
+            Op::Collective(_) => Ok(()),
             other => Err(Refusal::Cannot(format!("CUDA graphs have no {}", other.name()))),
         })
     }

@@ -299,7 +299,7 @@ impl QueueCore {
         } else {
             for op in submission.ops {
                 // One that has ended since is found when the submission is to enter the stream.
-                let _live = communicator::expect_calls(op, self);
+                let _live = communicator::expect_calls(op, self, |_| ());
             }
             state.held.push_back(Held { id, work: OwnedSubmission::from(submission) });
             self.track(state);
@@ -492,12 +492,11 @@ impl QueueCore {
 
     /// Takes note of the communicators whose calls an operation has, which are told where they are.
     fn note_calls(self: &Arc<Self>, op: &Op<'_>, record: &mut InFlight) -> Result<(), Arc<Failure>> {
-        for address in communicator::of(op) {
+        communicator::expect_calls(op, self, |address| {
             if !record.communicators.contains(&address) {
                 record.communicators.push(address);
             }
-        }
-        communicator::expect_calls(op, self)
+        })
     }
 
     fn cannot(&self, submission: SubmissionId, what: &'static str) -> Arc<Failure> {

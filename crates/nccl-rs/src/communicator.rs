@@ -1,6 +1,7 @@
 //! Communicators: how they come to be, and how they end.
 
 use std::{
+    any::Any,
     cell::Cell,
     ffi::{c_int, c_void},
     fmt,
@@ -65,20 +66,26 @@ pub(crate) enum Handle {
 unsafe impl Send for Handle {}
 
 /// What makes one rank's communicator.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 #[must_use]
 pub struct CommunicatorDesc {
     id: UniqueId,
     rank: u32,
     size: u32,
     device: Option<u32>,
+    entry: Option<Entry>,
+    within: Option<Duration>,
     config: CommunicatorConfig,
 }
+
+/// Makes a device current to the thread that calls it, until the result is dropped there.
+type Entry = Arc<dyn Fn() -> Result<Box<dyn Any>, String> + Send + Sync>;
 
 impl CommunicatorDesc {
     /// The rank `rank` of `size`, which find each other by `id`, on the calling thread's current device.
     pub const fn new(id: UniqueId, rank: u32, size: u32) -> Self {
-        Self { id, rank, size, device: None, config: CommunicatorConfig::new() }
+        let config = CommunicatorConfig::new();
+        Self { id, rank, size, device: None, entry: None, within: None, config }
     }
 
     /// On this device, whatever is current: its ordinal among those that the process sees.
@@ -87,10 +94,34 @@ impl CommunicatorDesc {
         self
     }
 
+    /// On the device that `enter` makes current: for programs with contexts of their own. It is called in the thread
+    /// that makes the rank, and what it returns is dropped there.
+    pub fn entered_by(
+        mut self,
+        enter: impl Fn() -> Result<Box<dyn Any>, String> + Send + Sync + 'static,
+    ) -> Self {
+        self.entry = Some(Arc::new(enter));
+        self
+    }
+
+    /// How long the other ranks are waited for, if not for as long as calls are
+    /// ([`CommunicatorConfig::patience`]).
+    pub const fn within(mut self, within: Duration) -> Self {
+        self.within = Some(within);
+        self
+    }
+
     /// Made in this way.
     pub fn config(mut self, config: CommunicatorConfig) -> Self {
         self.config = config;
         self
+    }
+}
+
+impl fmt::Debug for CommunicatorDesc {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { rank, size, device, config, .. } = self;
+        write!(f, "CommunicatorDesc(rank {rank} of {size}, device {device:?}, {config:?})")
     }
 }
 
@@ -266,7 +297,7 @@ impl Communicator {
             place.leave();
             return Ok(None);
         }
-        Self::adopt(self.nccl(), "ncclCommSplit", place, config).map(Some)
+        Self::adopt(self.nccl(), "ncclCommSplit", place, config, config.patience).map(Some)
     }
 
     /// A communicator without some ranks, which do not call it (NCCL 2.27).
@@ -289,7 +320,7 @@ impl Communicator {
             // SAFETY: as in `split`; the list is read during the call and holds `count` ranks.
             unsafe { shrink(parent, ranks.as_mut_ptr(), count, child, config, flags) }
         })?;
-        Self::adopt(self.nccl(), name, place, config)
+        Self::adopt(self.nccl(), name, place, config, config.patience)
     }
 
     /// An id by which new ranks join those of this communicator; one rank asks for it (NCCL 2.29).
@@ -324,7 +355,7 @@ impl Communicator {
             // SAFETY: as in `split`; the id is read during the call.
             unsafe { grow(parent, size, id, SAME_RANK, child, config) }
         })?;
-        Self::adopt(self.nccl(), name, place, config)
+        Self::adopt(self.nccl(), name, place, config, config.patience)
     }
 
     /// Joins the ranks of a communicator that grows (NCCL 2.29), as a rank that is new there.
@@ -401,8 +432,10 @@ impl Communicator {
         nccl.check_process()?;
         group::outside(name)?;
         let place = Place::new(&desc.config, nccl.version())?;
-        let (device, library) = (desc.device, nccl.clone());
+        let within = desc.within.unwrap_or(desc.config.patience);
+        let (device, entry, library) = (desc.device, desc.entry.clone(), nccl.clone());
         let begin = move |inherited: Option<Inherited>| {
+            let _entered = entry.map(|enter| enter().map_err(|what| Error::Invalid { what })).transpose()?;
             let _current = match device {
                 Some(ordinal) => Some(Current::enter(ordinal)?),
                 None => inherited.and_then(Inherited::enter),
@@ -416,12 +449,13 @@ impl Communicator {
         };
         let begun = if desc.config.blocking {
             // The call waits for the other ranks. The thread that makes it has no device of its own.
-            let inherited = if device.is_none() { Inherited::here() } else { None };
-            bounded::run(name, desc.config.patience, move || begin(inherited))??
+            let is_told = device.is_some() || desc.entry.is_some();
+            let inherited = if is_told { None } else { Inherited::here() };
+            bounded::run(name, within, move || begin(inherited))??
         } else {
             begin(None)?
         };
-        Self::adopt(nccl, name, begun, &desc.config)
+        Self::adopt(nccl, name, begun, &desc.config, within)
     }
 
     /// The beginning of a communicator of ranks of this one.
@@ -452,9 +486,11 @@ impl Communicator {
         name: &'static str,
         begun: Begun,
         config: &CommunicatorConfig,
+        within: Duration,
     ) -> Result<Self, Error> {
+        let deadline = Deadline::after(within);
         // One that does not block is written by a thread of the library's, and its parent does not tell when.
-        let comm = bounded::poll(name, config.patience, || begun.comm())?;
+        let comm = bounded::poll(name, within, || begun.comm())?;
         let shared = Shared {
             nccl: nccl.clone(),
             rank: 0,
@@ -465,7 +501,7 @@ impl Communicator {
             handle: Mutex::new(Handle::Live(comm)),
             groups: AtomicU32::new(0),
         };
-        match shared.settle(name, IN_PROGRESS).and_then(|()| shared.whereabouts()) {
+        match shared.settle_within(name, IN_PROGRESS, deadline.left()).and_then(|()| shared.whereabouts()) {
             Ok((rank, size, device)) => {
                 begun.take();
                 let shared = Arc::new(Shared { rank, size, device, ..shared });
@@ -548,13 +584,18 @@ impl Shared {
     /// Waits until a call is done that answered so.
     #[cold]
     pub(crate) fn settle(&self, name: &'static str, code: c_int) -> Result<(), Error> {
+        self.settle_within(name, code, self.patience)
+    }
+
+    #[cold]
+    fn settle_within(&self, name: &'static str, code: c_int, within: Duration) -> Result<(), Error> {
         if is_refusal(code) {
             return Err(self.error(name, code));
         }
         if code == SUCCESS || group::is_open() {
             return Ok(());
         }
-        let code = self.outcome(name, self.patience)?;
+        let code = self.outcome(name, within)?;
         if code == SUCCESS { Ok(()) } else { Err(self.error(name, code)) }
     }
 

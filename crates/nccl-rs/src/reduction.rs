@@ -1,6 +1,10 @@
 //! Reductions with a factor.
 
-use std::{ffi::c_int, fmt, ptr, sync::Arc};
+use std::{
+    ffi::{c_int, c_void},
+    fmt, ptr,
+    sync::Arc,
+};
 
 use crate::{
     communicator::{Communicator, Shared},
@@ -65,17 +69,40 @@ impl Communicator {
     /// # Errors
     ///
     /// [`Error::Nccl`], as for a type that cannot be multiplied.
-    #[expect(unsafe_code, reason = "calls the library")]
     pub fn premul_sum<T: Element>(&self, factor: T) -> Result<PremulSum, Error> {
-        T::TYPE.check(self.version())?;
-        let create = self.shared().nccl.functions().create_premul_sum;
-        let (mut code, mut factor) = (0, factor);
+        let mut factor = factor;
+        self.create_premul_sum(ptr::from_mut(&mut factor).cast(), T::TYPE)
+    }
+
+    /// [`Self::premul_sum`] with a factor of a type that is known at run time, as its bytes.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Self::premul_sum`]; [`Error::Length`] unless there are as many bytes as the type has.
+    pub fn premul_sum_of(&self, dtype: DataType, factor: &[u8]) -> Result<PremulSum, Error> {
+        let (expected, found) = (dtype.size_bytes(), factor.len());
+        let mut aligned = [0_u64; 1];
+        if found != expected {
+            let call = "ncclRedOpCreatePreMulSum";
+            return Err(Error::Length { call, what: "the factor", expected, found });
+        }
+        let mut bytes = aligned[0].to_ne_bytes();
+        bytes[..found].copy_from_slice(factor);
+        aligned[0] = u64::from_ne_bytes(bytes);
+        self.create_premul_sum(aligned.as_mut_ptr().cast(), dtype)
+    }
+
+    /// The factor is one element of the type, at an address of its alignment.
+    #[expect(unsafe_code, reason = "calls the library")]
+    fn create_premul_sum(&self, factor: *mut c_void, dtype: DataType) -> Result<PremulSum, Error> {
+        dtype.check(self.version())?;
+        let (create, mut code) = (self.shared().nccl.functions().create_premul_sum, 0);
         self.shared().call("ncclRedOpCreatePreMulSum", |comm| {
-            let factor = ptr::from_mut(&mut factor).cast();
-            // SAFETY: the communicator is live; the factor is read and the result written before the call returns.
-            unsafe { create(&raw mut code, factor, T::TYPE.code(), SCALAR_ON_HOST, comm) }
+            // SAFETY: the communicator is live; the factor is read and the result written before the call returns, and
+            // both live on the stacks of the callers, which are this type's own.
+            unsafe { create(&raw mut code, factor, dtype.code(), SCALAR_ON_HOST, comm) }
         })?;
-        Ok(PremulSum { shared: Arc::clone(self.shared()), code, dtype: T::TYPE })
+        Ok(PremulSum { shared: Arc::clone(self.shared()), code, dtype })
     }
 }
 

@@ -4,12 +4,14 @@ use std::{
     collections::BTreeMap,
     env,
     ffi::{c_char, c_int},
-    sync::{LazyLock, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError},
 };
 
 use crate::{
-    exports::{Code, Outcome, Text, exports},
+    context::current,
+    exports::{Code, Outcome, Raw, Text, exports},
     machine::running,
+    task::{Foreign, Task},
 };
 
 /// The calls of the driver's functions, and which of them are to fail.
@@ -132,6 +134,15 @@ exports! {
         let (name, counts) = (name.get()?, calls().lock());
         let of_name = counts.by_name.get(name.as_str()).copied().unwrap_or(0);
         count.set(if name.is_empty() { counts.total } else { of_name })
+    }
+
+    /// Puts work of another library's stand-in in a stream of the current context, or into the graph that is being
+    /// captured there. The function is called with the argument whenever the stream or a replay comes to it.
+    fn stand_in_enqueue(val stream: Raw, val function: extern "C" fn(usize), val argument: usize) {
+        let here = current()?;
+        let _turn = here.enter();
+        let work = Foreign { context: Arc::clone(&here.context), function, argument };
+        here.give(&here.stream(stream)?, Task::Foreign(work))
     }
 
     /// How many objects of a kind live.

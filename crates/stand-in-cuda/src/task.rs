@@ -34,6 +34,15 @@ pub(crate) enum Task {
     Fill(Fill),
     Kernel(Call),
     Graph(Nodes),
+    Foreign(Foreign),
+}
+
+/// Work of another library's stand-in, which counts as a kernel.
+#[derive(Debug, Clone)]
+pub(crate) struct Foreign {
+    pub(crate) context: Arc<Context>,
+    pub(crate) function: extern "C" fn(usize),
+    pub(crate) argument: usize,
 }
 
 /// A copy of rows, as the device at `device` sees memory.
@@ -116,6 +125,10 @@ impl Task {
             Self::Fill(fill) => fill.run(machine.space.seen_from(fill.device)),
             Self::Kernel(call) => call.run(machine),
             Self::Graph(nodes) => nodes.run(machine),
+            Self::Foreign(work) => {
+                (work.function)(work.argument);
+                Ok(())
+            }
         }
     }
 
@@ -125,6 +138,7 @@ impl Task {
             Self::Copy(_) | Self::Fill(_) => Vec::new(),
             Self::Kernel(call) => vec![call.context.admit_kernel()],
             Self::Graph(nodes) => nodes.tasks().flat_map(Self::tickets).collect(),
+            Self::Foreign(work) => vec![work.context.admit_kernel()],
         }
     }
 
@@ -136,7 +150,7 @@ impl Task {
                 holds(copy.to.first, copy.extent(copy.to)) && holds(copy.from.first, copy.extent(copy.from))
             }
             Self::Fill(fill) => holds(fill.to, fill.extent()),
-            Self::Kernel(_) | Self::Graph(_) => true,
+            Self::Kernel(_) | Self::Graph(_) | Self::Foreign(_) => true,
         };
         if is_sound { Ok(()) } else { Err(Code::INVALID_VALUE) }
     }

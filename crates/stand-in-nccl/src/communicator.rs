@@ -11,6 +11,7 @@ use std::{
 
 use crate::{
     Code, control,
+    driver::{Driver, Job},
     memory::Place,
     number::{DataType, Op, reduce},
     stream::Stream,
@@ -21,11 +22,14 @@ pub(crate) struct Communicator {
     pub(crate) world: Arc<World>,
     pub(crate) rank: usize,
     pub(crate) blocking: bool,
+    /// Its device's ordinal.
+    pub(crate) device: i32,
     aborted: AtomicBool,
     /// Looks that still find a call in progress.
     pending: AtomicU64,
     leaving: AtomicBool,
     collectives: AtomicU64,
+    captures: AtomicU64,
     pub(crate) derived: AtomicU64,
     pub(crate) windows: AtomicU64,
     outstanding: AtomicU64,
@@ -72,10 +76,12 @@ impl Communicator {
             world,
             rank,
             blocking,
+            device: device_of_rank(),
             aborted: AtomicBool::new(false),
             pending: AtomicU64::new(0),
             leaving: AtomicBool::new(false),
             collectives: AtomicU64::new(0),
+            captures: AtomicU64::new(0),
             derived: AtomicU64::new(0),
             windows: AtomicU64::new(0),
             outstanding: AtomicU64::new(0),
@@ -183,10 +189,7 @@ impl Communicator {
 
     /// Puts work in a stream, now or at the end of the group.
     pub(crate) fn enqueue(self: &Arc<Self>, name: &str, stream: usize, work: Work) -> Result<(), Code> {
-        let stream = Stream::of(stream).ok_or_else(|| {
-            control::say("there is no such stream");
-            Code::INVALID_ARGUMENT
-        })?;
+        let stream = Target::of(stream)?;
         let work = (Arc::clone(self), stream, vec![work]);
         let is_put_off = GROUP.with_borrow_mut(|group| match group {
             Some((_, all)) => {
@@ -198,20 +201,20 @@ impl Communicator {
         if is_put_off {
             return Ok(());
         }
-        launch(work);
+        launch(work)?;
         self.begun(name)
     }
 
-    fn run(&self, work: Vec<(u64, Work)>) {
+    fn run(&self, work: &[((Matter, u64), Work)]) {
         let given_up = || self.is_aborted();
         let mut sent = Vec::new();
-        for (_, work) in &work {
+        for (_, work) in work {
             if let Work::Send { src, bytes, to } = work {
                 sent.push((*to, self.world.post(self.rank, *to, src.read(*bytes))));
             }
         }
-        for (number, work) in work {
-            if self.run_one(number, work).is_none() {
+        for (place, work) in work {
+            if self.run_one(*place, work.clone()).is_none() {
                 break;
             }
         }
@@ -221,11 +224,11 @@ impl Communicator {
     }
 
     /// Nothing if it was aborted.
-    fn run_one(&self, number: u64, work: Work) -> Option<()> {
+    fn run_one(&self, place: (Matter, u64), work: Work) -> Option<()> {
         let (world, rank, given_up) = (&self.world, self.rank, || self.is_aborted());
         match work {
             Work::Collective { call, src, dst, count, dtype, op } => {
-                self.collective(number, call, (src, dst), count, dtype, op)
+                self.collective(place, call, (src, dst), count, dtype, op)
             }
             Work::Send { .. } => Some(()),
             Work::Recv { dst, bytes, from } => {
@@ -249,7 +252,7 @@ impl Communicator {
 
     fn collective(
         &self,
-        number: u64,
+        place: (Matter, u64),
         call: Call,
         (src, dst): (Place, Place),
         count: usize,
@@ -277,7 +280,7 @@ impl Communicator {
         let same = [kind, root, i64::try_from(count).ok()?, dtype.0.into(), code.into()];
         let own = if let Op::Premul(factor) = &op { factor.clone() } else { Vec::new() };
         let part = Part { call: same.to_vec(), bytes: src.read(sent), own };
-        let parts = self.world.meet((Matter::Collective, number), rank, part, || self.is_aborted())?;
+        let parts = self.world.meet(place, rank, part, || self.is_aborted())?;
         let of_rank = |all: &[u8]| all[rank * bytes..(rank + 1) * bytes].to_vec();
         let op_of = |part: &Part| match &op {
             Op::Premul(_) => Op::Premul(part.own.clone()),
@@ -323,7 +326,41 @@ impl Call {
     }
 }
 
-type Entry = (Arc<Communicator>, Arc<Stream>, Vec<Work>);
+/// The ordinal of the device on which this thread makes a rank.
+fn device_of_rank() -> i32 {
+    let set = || control::number("device").and_then(|device| i32::try_from(device).ok());
+    Driver::named().and_then(Driver::current_device).or_else(set).unwrap_or_default()
+}
+
+type Entry = (Arc<Communicator>, Target, Vec<Work>);
+
+/// Where work is put.
+#[derive(Clone)]
+enum Target {
+    Own(Arc<Stream>),
+    /// A stream of the driver's.
+    Foreign(Driver, usize),
+}
+
+impl Target {
+    fn of(handle: usize) -> Result<Self, Code> {
+        if let Some(driver) = Driver::named() {
+            return Ok(Self::Foreign(driver, handle));
+        }
+        Stream::of(handle).map(Self::Own).ok_or_else(|| {
+            control::say("there is no such stream");
+            Code::INVALID_ARGUMENT
+        })
+    }
+
+    fn is(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Own(one), Self::Own(other)) => Arc::ptr_eq(one, other),
+            (Self::Foreign(_, one), Self::Foreign(_, other)) => one == other,
+            _ => false,
+        }
+    }
+}
 
 thread_local! {
     /// This thread's open group: how deep, and what it holds.
@@ -332,26 +369,54 @@ thread_local! {
 
 /// Adds work to that of the same communicator and stream.
 fn join(all: &mut Vec<Entry>, (comm, stream, work): Entry) {
-    let same = |entry: &&mut Entry| Arc::ptr_eq(&entry.0, &comm) && Arc::ptr_eq(&entry.1, &stream);
+    let same = |entry: &&mut Entry| Arc::ptr_eq(&entry.0, &comm) && entry.1.is(&stream);
     match all.iter_mut().find(same) {
         Some(entry) => entry.2.extend(work),
         None => all.push((comm, stream, work)),
     }
 }
 
-fn launch((comm, stream, work): Entry) {
+fn launch((comm, target, work): Entry) -> Result<(), Code> {
+    if let Target::Foreign(driver, stream) = target
+        && driver.is_capturing(stream)?
+    {
+        return driver.enqueue(stream, Job::Again(captured(comm, work)));
+    }
     // Ranks agree on the order of their calls, not on that of their streams.
     let numbered = work.into_iter().map(|work| {
         let counts = matches!(work, Work::Collective { .. });
-        (if counts { comm.collectives.fetch_add(1, SeqCst) } else { 0 }, work)
+        let number = if counts { comm.collectives.fetch_add(1, SeqCst) } else { 0 };
+        ((Matter::Collective, number), work)
     });
     let numbered: Vec<_> = numbered.collect();
     comm.outstanding.fetch_add(1, SeqCst);
-    stream.push(Box::new(move || {
-        comm.run(numbered);
+    let run = Box::new(move || {
+        comm.run(&numbered);
         comm.outstanding.fetch_sub(1, SeqCst);
         comm.world.stir();
-    }));
+    });
+    match target {
+        Target::Own(stream) => {
+            stream.push(run);
+            Ok(())
+        }
+        Target::Foreign(driver, stream) => driver.enqueue(stream, Job::Once(run)),
+    }
+}
+
+/// Work of a graph: ranks agree on the order in which they capture, and on how often each graph was replayed.
+fn captured(comm: Arc<Communicator>, work: Vec<Work>) -> Box<dyn Fn() + Send + Sync> {
+    let (capture, replays) = (comm.captures.fetch_add(1, SeqCst), AtomicU64::new(0));
+    Box::new(move || {
+        let replay = replays.fetch_add(1, SeqCst);
+        let placed =
+            |(index, work): (u64, &Work)| ((Matter::Replay { capture, index }, replay), work.clone());
+        let placed: Vec<_> = (0..).zip(&work).map(placed).collect();
+        comm.outstanding.fetch_add(1, SeqCst);
+        comm.run(&placed);
+        comm.outstanding.fetch_sub(1, SeqCst);
+        comm.world.stir();
+    })
 }
 
 pub(crate) fn start_group() {
@@ -371,7 +436,7 @@ pub(crate) fn end_group() -> Result<(), Code> {
         control::say("a communicator of the group was given back");
         return Err(Code::INVALID_ARGUMENT);
     }
-    all.into_iter().for_each(launch);
+    all.into_iter().try_for_each(launch)?;
     // All begin, whatever the first answers.
     let answers: Vec<_> = comms.iter().map(|comm| comm.begun("ncclGroupEnd")).collect();
     answers.into_iter().collect()

@@ -12,6 +12,7 @@ use crate::{
     Code,
     communicator::{Call, Communicator, Work, end_group, start_group},
     control,
+    driver::Driver,
     memory::Place,
     number::DataType,
     stream::Stream,
@@ -277,8 +278,7 @@ exports! {
     }
 
     fn ncclCommCuDevice(comm: Raw, device: *mut c_int) {
-        Communicator::of(comm.addr())?;
-        put(device, control::number("device").and_then(|device| c_int::try_from(device).ok()).unwrap_or(0))
+        put(device, Communicator::of(comm.addr())?.device)
     }
 
     fn ncclCommSuspend(comm: Raw, _flags: c_int) {
@@ -297,14 +297,17 @@ exports! {
 
     fn ncclMemAlloc(address: *mut Raw, size: usize) {
         const ALIGNMENT: usize = 4096;
+        if let Some(driver) = Driver::named() {
+            return put(address, std::ptr::with_exposed_provenance_mut(driver.allocate(size)?));
+        }
         // What is freed stays with the process: nobody knows its size any more.
         let room = vec![0_u8; size + ALIGNMENT].leak();
         let start = room.as_ptr().align_offset(ALIGNMENT);
         put(address, room[start..].as_mut_ptr().cast())
     }
 
-    fn ncclMemFree(_address: Raw) {
-        Ok(())
+    fn ncclMemFree(address: Raw) {
+        Driver::named().map_or(Ok(()), |driver| driver.free(address.addr()))
     }
 
     fn ncclCommRegister(comm: Raw, address: Raw, _size: usize, handle: *mut Raw) {

@@ -80,7 +80,8 @@ impl StandIn {
         &self.path
     }
 
-    /// Sets what a test wants: `version` (as `ncclGetVersion` tells it), `device`, `pending` (looks that find a call in
+    /// Sets what a test wants: `version` (as `ncclGetVersion` tells it), `device`, `driver` (the file of
+    /// a stand-in driver, whose streams and devices are used), `pending` (looks that find a call in
     /// progress), `stuck` (the call that stays so), `async` (`rank:code`, what looking finds), `windows` (0 where there
     /// are none), `abort_ms` (how long an abort takes).
     #[must_use]

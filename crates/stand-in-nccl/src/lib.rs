@@ -1,7 +1,9 @@
 //! A stand-in for NCCL: the functions that `nccl-rs` calls, carried out by host threads of one process.
 //!
-//! It is loaded by path in place of `libnccl.so.2`. Ranks meet by their unique id, work is done when a stream of the
-//! stand-in's own comes to it and all ranks have, and memory is memory of this process. Nothing is answered from a
+//! It is loaded by path in place of `libnccl.so.2`. Ranks meet by their unique id, work is done when a stream comes to it
+//! and all ranks have, and memory is memory of this process. Streams are the stand-in's own, or those of the stand-in for
+//! the CUDA driver where a test names one: then work can be captured in graphs too, and ranks are on the devices that are
+//! current where they are made. Nothing is answered from a
 //! script: a rank that does not come is waited for until somebody aborts, calls that do not fit together never end, and
 //! a communicator that was given back is found because it is looked for.
 //!
@@ -11,11 +13,12 @@
 //!
 //! # What it does not do
 //!
-//! It knows no devices: every rank is on device 0 unless a test says otherwise, and two on one are fine. It measures
+//! It knows no devices of its own: every rank is on device 0 unless a test says otherwise, and two on one are fine. It measures
 //! nothing, and small floats (8 bits) are moved but not reduced.
 
 mod communicator;
 mod control;
+mod driver;
 mod exports;
 mod instance;
 mod memory;
@@ -30,6 +33,7 @@ pub use instance::{StandIn, Stream};
 struct Code(std::ffi::c_int);
 
 impl Code {
+    const UNHANDLED_CUDA: Self = Self(1);
     const INTERNAL: Self = Self(3);
     const INVALID_ARGUMENT: Self = Self(4);
     const INVALID_USAGE: Self = Self(5);

@@ -117,7 +117,7 @@ pub(crate) fn reduce(dtype: DataType, ranks: &[(Vec<u8>, Op)]) -> Result<Vec<u8>
                     let bytes = bytes.try_into().unwrap_or_default();
                     <$type>::from_ne_bytes(bytes)
                 },
-                |number| number.to_ne_bytes().to_vec(),
+                |number, place: &mut [u8]| place.copy_from_slice(&number.to_ne_bytes()),
                 size_of::<$type>(),
             )
         };
@@ -140,7 +140,7 @@ pub(crate) fn reduce(dtype: DataType, ranks: &[(Vec<u8>, Op)]) -> Result<Vec<u8>
 fn reduce_as<T: Number>(
     ranks: &[(Vec<u8>, Op)],
     read: impl Fn(&[u8]) -> T,
-    write: impl Fn(T) -> Vec<u8>,
+    write: impl Fn(T, &mut [u8]),
     size: usize,
 ) -> Vec<u8> {
     let Some((first, op)) = ranks.first() else { return Vec::new() };
@@ -158,5 +158,9 @@ fn reduce_as<T: Number>(
         });
         if *op == Op::Avg { all.divide(ranks.len()) } else { all }
     };
-    (0..first.len()).step_by(size).flat_map(|at| write(one(at))).collect()
+    let mut all = vec![0; first.len()];
+    for at in (0..all.len()).step_by(size) {
+        write(one(at), &mut all[at..at + size]);
+    }
+    all
 }

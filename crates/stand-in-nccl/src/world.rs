@@ -40,6 +40,11 @@ struct State {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Matter {
     Collective,
+    /// A call of a graph, whose replays are counted.
+    Replay {
+        capture: u64,
+        index: u64,
+    },
     Split,
     Window,
 }

@@ -16,6 +16,7 @@ use warpweft_polled::ReactorOwner;
 use crate::{
     budget::Budget,
     cache::CubinCache,
+    collectives::Library,
     compiler::Compiler,
     config::CudaConfig,
     context::{Context, NativeContext, left},
@@ -81,6 +82,7 @@ impl CudaBackend {
             reactor,
             cache: config.cache.clone().map_or_else(CubinCache::of_environment, CubinCache::at),
             open: Mutex::default(),
+            nccl: Library::new(config.nccl.clone(), config.driver.is_some()),
             budgets: facts
                 .iter()
                 .map(|facts| Arc::new(Budget::of_device(facts.info.multiprocessors)))
@@ -124,6 +126,10 @@ impl CudaBackend {
         let slot = slot.ok_or_else(unknown)?;
         self.require(slot, required)?;
         let context = Context::foreign(&self.shared.driver, slot.facts.info.id, context)?;
+        if required.contains(Features::COLLECTIVES) && !context.is_primary() {
+            let (device, missing) = (slot.facts.info.id, Features::COLLECTIVES);
+            return Err(OpenError::Unsupported { device, missing });
+        }
         Ok(CudaDevice::open(&self.shared, &slot.facts, context)?)
     }
 
@@ -149,7 +155,12 @@ impl CudaBackend {
     }
 
     fn require(&self, slot: &Slot, required: Features) -> Result<(), OpenError> {
-        match required - slot.facts.features(&self.shared.peers) {
+        let mut features = slot.facts.features(&self.shared.peers);
+        // Looked for if it is asked for.
+        if required.contains(Features::COLLECTIVES) {
+            features.set(Features::COLLECTIVES, self.shared.nccl.get().is_ok());
+        }
+        match required - features {
             missing if missing.is_empty() => Ok(()),
             missing => Err(OpenError::Unsupported { device: slot.facts.info.id, missing }),
         }

@@ -19,6 +19,9 @@ pub struct CudaConfig {
     pub driver: Option<PathBuf>,
     /// The compiler of CUDA C, `libnvrtc.so`.
     pub nvrtc: Option<PathBuf>,
+    /// Collectives, `libnccl.so.2`: looked for when a program first asks for them. A driver that is named goes with an
+    /// NCCL that is named.
+    pub nccl: Option<PathBuf>,
     /// The management library, `libnvidia-ml.so.1`.
     #[cfg(feature = "nvml")]
     pub nvml: Option<PathBuf>,
@@ -38,6 +41,12 @@ impl CudaConfig {
     /// Names the compiler.
     pub fn with_nvrtc(mut self, path: impl Into<PathBuf>) -> Self {
         self.nvrtc = Some(path.into());
+        self
+    }
+
+    /// Names the library of collectives.
+    pub fn with_nccl(mut self, path: impl Into<PathBuf>) -> Self {
+        self.nccl = Some(path.into());
         self
     }
 

@@ -172,6 +172,28 @@ impl Context {
         Ok(Entered { context: self, capture_mode: None })
     }
 
+    /// The same for code of others, by a guard that keeps the context. It stays on this thread.
+    pub(crate) fn enter_for_long(self: &Arc<Self>) -> Result<EnteredForLong, DriverError> {
+        std::mem::forget(self.enter_for_others()?);
+        Ok(EnteredForLong(Arc::clone(self)))
+    }
+
+    /// Whether it is the primary context of its device, which other libraries take for granted.
+    #[expect(unsafe_code, reason = "calls the driver")]
+    pub(crate) fn is_primary(&self) -> bool {
+        if let Origin::Primary = self.origin {
+            return true;
+        }
+        let mut primary = ptr::null_mut();
+        // SAFETY: the driver enumerated the device; one handle is written to this stack frame.
+        if unsafe { self.driver.primary_context_retain(&mut primary, self.ordinal) }.is_err() {
+            return false;
+        }
+        // SAFETY: retained just now. This context is not ended by it: its owner keeps it.
+        let _released = unsafe { self.driver.primary_context_release(self.ordinal) };
+        primary == self.raw.raw()
+    }
+
     /// Does `job` on a thread of the device's own, for calls that may wait long.
     pub(crate) fn serve(&self, job: impl FnOnce() + Send + 'static) {
         // In a forked process there is no thread, and the channel's lock may be held for good.
@@ -250,6 +272,17 @@ impl Drop for Entered<'_> {
         // SAFETY: pushed by `enter` on this thread (the guard holds a borrow and is never sent, since it
         // is only ever a local); the result is written to this stack frame.
         let _popped = unsafe { driver.context_pop(&mut popped) };
+    }
+}
+
+/// A current context that the guard keeps.
+#[derive(Debug)]
+pub(crate) struct EnteredForLong(Arc<Context>);
+
+impl Drop for EnteredForLong {
+    fn drop(&mut self) {
+        // As the guard that was forgotten would.
+        drop(Entered { context: &self.0, capture_mode: None });
     }
 }
 

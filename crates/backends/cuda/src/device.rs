@@ -12,11 +12,11 @@ use std::{
 
 use cudarc::driver::sys::CUdevice;
 use warpweft_core_types::{
-    Access, AllocError, Buffer, BufferDesc, BufferView, CapturedWork, Device, DeviceClock, DeviceId,
-    DeviceInfo, DriverError, Failure, Features, GiveWay, Graph, GraphError, GraphNode, Graphs, HostImport,
-    HostMemory, Interop, InteropError, KernelCode, Limits, LinkFact, LinkTraffic, Links, LoadError,
-    MemoryUsage, Module, NativeHandle, NativeMemory, NativeQueue, OpenError, PeerAccess, Peers, Queue,
-    QueueDesc, Resident, ResidentBudget, ResidentDesc, ResidentError, Residents, Semaphore,
+    Access, AllocError, Buffer, BufferDesc, BufferView, CapturedWork, CollectiveError, Collectives, Device,
+    DeviceClock, DeviceId, DeviceInfo, DriverError, Failure, Features, GiveWay, Graph, GraphError, GraphNode,
+    Graphs, HostImport, HostMemory, Interop, InteropError, KernelCode, Limits, LinkFact, LinkTraffic, Links,
+    LoadError, MemoryUsage, Module, NativeHandle, NativeMemory, NativeQueue, OpenError, PeerAccess, Peers,
+    Queue, QueueDesc, Resident, ResidentBudget, ResidentDesc, ResidentError, Residents, Semaphore,
 };
 #[cfg(unix)]
 use warpweft_core_types::{SharedMemory, Sharing};
@@ -26,6 +26,8 @@ use crate::{
     budget::{Budget, hostile_surroundings},
     cache::CubinCache,
     clock::Clock,
+    collectives::Library,
+    communicator::refusal,
     compiler::Compiler,
     context::Context,
     driver::{Driver, PEER_ACCESS_ALREADY_ENABLED},
@@ -55,6 +57,7 @@ pub(crate) struct Shared {
     pub(crate) open: Mutex<Vec<Weak<CudaDevice>>>,
     /// What each GPU keeps for residents, in ordinal order: all contexts of a GPU share it.
     pub(crate) budgets: Vec<Arc<Budget>>,
+    pub(crate) nccl: Library,
 }
 
 impl Shared {
@@ -114,6 +117,8 @@ pub(crate) struct CudaDevice {
     arena: Arc<Arena>,
     clock: Arc<Clock>,
     budget: Arc<Budget>,
+    /// NCCL works with the primary context alone: its own threads make that current.
+    is_primary: bool,
     /// Set once a launch was seen to return before its kernel ended. That one did not is never kept: it may have met
     /// a bad moment.
     launches_return: OnceLock<()>,
@@ -134,7 +139,9 @@ impl CudaDevice {
         let arena = Arena::create(&context, facts.info.memory.0, users).map_err(OpenError::Driver)?;
         let capability = facts.info.compute_capability.unwrap_or_default();
         let clock = Clock::load(&context, &arena, &shared.cache, capability)?;
+        let is_primary = context.is_primary();
         let device = Arc::new_cyclic(|this| Self {
+            is_primary,
             facts: facts.clone(),
             features: facts.features(&shared.peers),
             limits: Limits {
@@ -203,7 +210,21 @@ impl CudaDevice {
         self.facts.info.id
     }
 
-    fn handle(&self) -> Result<Arc<Self>, Arc<Failure>> {
+    /// The library of collectives.
+    pub(crate) fn nccl(&self) -> Result<&nccl_rs::Nccl, CollectiveError> {
+        self.shared.nccl.get()
+    }
+
+    pub(crate) fn capability(&self) -> (u32, u32) {
+        self.facts.info.compute_capability.unwrap_or_default()
+    }
+
+    /// What an error of that library says of this device.
+    pub(crate) fn refused(&self, error: nccl_rs::Error) -> CollectiveError {
+        self.context.failure().map_or_else(|| refusal(self.id(), error), CollectiveError::Failed)
+    }
+
+    pub(crate) fn handle(&self) -> Result<Arc<Self>, Arc<Failure>> {
         // Only a device that is being dropped cannot be upgraded, and nobody can call it then.
         self.this.upgrade().ok_or_else(|| Arc::new(Failure::Abandoned { device: self.id() }))
     }
@@ -248,8 +269,11 @@ impl Device for CudaDevice {
         &self.facts.info
     }
 
+    /// The library of collectives is loaded by whoever asks first, since nothing less tells whether it can be.
     fn features(&self) -> Features {
-        self.features
+        let mut features = self.features;
+        features.set(Features::COLLECTIVES, self.collectives().is_some());
+        features
     }
 
     fn limits(&self) -> &Limits {
@@ -310,6 +334,10 @@ impl Device for CudaDevice {
         Some(self)
     }
 
+    fn collectives(&self) -> Option<&dyn Collectives> {
+        (self.is_primary && self.nccl().is_ok()).then_some(self)
+    }
+
     fn clock(&self) -> Option<&dyn DeviceClock> {
         Some(self.clock.as_ref())
     }
@@ -347,7 +375,10 @@ impl HostImport for CudaDevice {
 
 impl Graphs for CudaDevice {
     fn prepare(&self, nodes: &[GraphNode]) -> Result<Arc<dyn Graph>, GraphError> {
-        Ok(Arc::new(CudaGraph::prepare(&self.handle().map_err(GraphError::Failed)?, nodes)?))
+        let graph = CudaGraph::prepare(&self.handle().map_err(GraphError::Failed)?, nodes)?;
+        let graph = Arc::new(graph);
+        graph.introduce();
+        Ok(graph)
     }
 }
 

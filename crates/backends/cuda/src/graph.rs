@@ -1,4 +1,5 @@
-//! CUDA graphs of explicit nodes: operations of the seam, and work of other libraries as child graphs.
+//! CUDA graphs of explicit nodes: operations of the seam, and work of other libraries as child graphs. Collectives are
+//! such work: they are captured when the graph is prepared, and keep the operands that they have then.
 //!
 //! An executable graph of the driver has one set of operands, and a [`PreparedGraph`] is a value with operands
 //! of its own. So the operands that the driver has are remembered, and before a launch those that differ are
@@ -16,15 +17,19 @@ use cudarc::driver::sys::{
 };
 use smallvec::SmallVec;
 use warpweft_core_types::{
-    Access, BufferView, CapturedWork, CopyRegion, DeviceId, DriverError, FillRegion, Graph, GraphError,
-    GraphNode, GraphOp, Launch, Op, OwnedOp, PreparedGraph, SubmitError, TimestampRegion,
+    Access, BufferView, CapturedWork, CollectiveGroup, CopyRegion, DeviceId, DriverError, FillRegion, Graph,
+    GraphError, GraphNode, GraphOp, Launch, NativeCommunicator, Op, OwnedOp, PreparedGraph, SubmitError,
+    TimestampRegion,
 };
+use warpweft_polled::KeepAlive;
 
 use crate::{
     clock::Clock,
+    communicator::CudaCommunicator,
     context::Context,
     device::CudaDevice,
     driver::{Handle, created},
+    interop,
     memory::address_of,
     module::CudaKernel,
     peer::PeerTable,
@@ -40,14 +45,39 @@ pub(crate) struct CudaGraph {
     context: Arc<Context>,
     peers: Arc<PeerTable>,
     clock: Arc<Clock>,
-    executable: Handle<CUgraphExec_st>,
-    /// The graph that it was made of: its nodes are named by this graph's handles.
-    _template: Template,
     nodes: Vec<Handle<CUgraphNode_st>>,
     /// Where the operands of each node's copy or fill are, which the driver ties it to.
     places: Vec<Places>,
+    prepared: Mutex<Prepared>,
+    /// Communicators of its collectives, each once. Behind the driver's graph, which has work of theirs.
+    communicators: Vec<Arc<dyn NativeCommunicator>>,
+    /// What its collectives use.
+    _kept: KeepAlive,
+}
+
+/// The driver's graph as it is now.
+struct Prepared {
+    /// Nothing once a communicator of it was aborted.
+    executable: Option<Executable>,
     /// The operations that the executable graph has now.
-    applied: Mutex<Vec<Arc<GraphOp>>>,
+    applied: Vec<Arc<GraphOp>>,
+}
+
+/// A graph that can be launched.
+struct Executable {
+    context: Arc<Context>,
+    raw: Handle<CUgraphExec_st>,
+    /// The graph that it was made of: its nodes are named by this graph's handles.
+    _template: Template,
+}
+
+impl Drop for Executable {
+    #[expect(unsafe_code, reason = "calls the driver")]
+    fn drop(&mut self) {
+        let Ok(_current) = self.context.enter() else { return };
+        // SAFETY: instantiated by `prepare`, destroyed once; the driver keeps it for launches that are under way.
+        let _destroyed = unsafe { self.context.driver.graph_exec_destroy(self.raw.raw()) };
+    }
 }
 
 /// A graph of the driver that is not executable.
@@ -106,6 +136,8 @@ impl CudaGraph {
             check(context, peers, node, &entry.op)?;
         }
         let failed = |error| driver_failed(context, error);
+        let mut kept = KeepAlive::default();
+        let captured = captured(context, nodes, &mut kept)?;
         let template = Template::create(context).map_err(failed)?;
         let _current = context.enter().map_err(failed)?;
         let mut handles: Vec<Handle<CUgraphNode_st>> = Vec::with_capacity(nodes.len());
@@ -113,22 +145,49 @@ impl CudaGraph {
             // `PreparedGraph::new` checked that edges come from earlier nodes.
             let after: SmallVec<[CUgraphNode; 4]> =
                 entry.after.iter().filter_map(|&before| handles.get(before)).map(|node| node.raw()).collect();
-            let added = template.add(&entry.op, &after, clock);
+            let added = match &captured[node] {
+                Some(captured) => template.add_child(captured, &after),
+                None => template.add(&entry.op, &after, clock),
+            };
             handles.push(added.map_err(|refusal| refused(context, node, refusal))?);
         }
-        let executable = template.instantiate().map_err(failed)?;
+        let raw = template.instantiate().map_err(failed)?;
+        let executable = Executable { context: Arc::clone(context), raw, _template: template };
         let applied = nodes.iter().map(|node| Arc::new(node.op.clone())).collect();
+        let mut communicators: Vec<Arc<dyn NativeCommunicator>> = Vec::new();
+        for_each_group(nodes, |group| {
+            if !communicators.iter().any(|known| Arc::ptr_eq(known, group.communicator())) {
+                communicators.push(Arc::clone(group.communicator()));
+            }
+        });
         Ok(Self {
             _owner: Arc::clone(owner),
             context: Arc::clone(context),
             peers: Arc::clone(peers),
             clock: Arc::clone(clock),
-            executable,
-            _template: template,
             nodes: handles,
             places: nodes.iter().map(|node| places(&node.op)).collect(),
-            applied: Mutex::new(applied),
+            prepared: Mutex::new(Prepared { executable: Some(executable), applied }),
+            communicators,
+            _kept: kept,
         })
+    }
+
+    /// Tells the communicators of its collectives that there are calls of theirs in it.
+    pub(crate) fn introduce(self: &Arc<Self>) {
+        let own = self.communicators.iter().filter_map(CudaCommunicator::of);
+        own.for_each(|communicator| communicator.expect_replays(self));
+    }
+
+    /// The communicators of its collectives.
+    pub(crate) fn communicators(&self) -> &[Arc<dyn NativeCommunicator>] {
+        &self.communicators
+    }
+
+    /// Gives the driver's graph back, whose communicator was aborted. Launches under way go on, and no others come.
+    pub(crate) fn retire(&self) {
+        let executable = self.prepared().executable.take();
+        drop(executable);
     }
 
     /// The CUDA graph behind a value, if it is one.
@@ -154,10 +213,12 @@ impl CudaGraph {
         ops: &[Arc<GraphOp>],
         stream: &Stream,
     ) -> Result<(), Option<DriverError>> {
-        let mut applied = self.applied();
+        let mut prepared = self.prepared();
+        let Prepared { executable, applied } = &mut *prepared;
+        let executable = executable.as_ref().ok_or(None)?.raw;
         for ((present, wanted), node) in applied.iter_mut().zip(ops).zip(&self.nodes) {
             if !Arc::ptr_eq(present, wanted) {
-                self.apply(*node, wanted).map_err(|refusal| match refusal {
+                self.apply(executable, *node, wanted).map_err(|refusal| match refusal {
                     Refusal::Cannot(_) => None,
                     Refusal::Driver(error) => Some(error),
                 })?;
@@ -167,16 +228,21 @@ impl CudaGraph {
         // SAFETY: graph and stream are live. What the nodes touch was found within this device's reach when it was
         // set, and the lock is held, so that nobody changes the operands in between. The rest are the caller's
         // duties.
-        unsafe { self.context.driver.graph_launch(self.executable.raw(), stream.raw()) }.map_err(Some)
+        unsafe { self.context.driver.graph_launch(executable.raw(), stream.raw()) }.map_err(Some)
     }
 
     #[expect(unsafe_code, reason = "calls the driver")]
-    fn apply(&self, node: Handle<CUgraphNode_st>, op: &GraphOp) -> Result<(), Refusal> {
+    fn apply(
+        &self,
+        executable: Handle<CUgraphExec_st>,
+        node: Handle<CUgraphNode_st>,
+        op: &GraphOp,
+    ) -> Result<(), Refusal> {
         let GraphOp::Op(op) = op else {
             // `PreparedGraph::set` takes operations of the seam for such, so captured work stays what it was.
             return Ok(());
         };
-        let (driver, executable) = (&self.context.driver, self.executable.raw());
+        let (driver, executable) = (&self.context.driver, executable.raw());
         op.with(|op| match op {
             Op::Copy(region) => {
                 let parameters = copy_node(region)?;
@@ -201,13 +267,15 @@ impl CudaGraph {
                 // SAFETY: as above.
                 unsafe { driver.graph_set_kernel(executable, node.raw(), parameters) }
             }),
+            // It keeps what it was captured with, see `check`.
+            Op::Collective(_) => Ok(()),
             other => Err(Refusal::Cannot(format!("CUDA graphs have no {}", other.name()))),
         })
     }
 
-    fn applied(&self) -> MutexGuard<'_, Vec<Arc<GraphOp>>> {
+    fn prepared(&self) -> MutexGuard<'_, Prepared> {
         // Nothing but the driver runs under the lock.
-        self.applied.lock().unwrap_or_else(PoisonError::into_inner)
+        self.prepared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -217,6 +285,11 @@ impl Graph for CudaGraph {
     }
 
     fn check(&self, node: usize, op: &OwnedOp) -> Result<(), GraphError> {
+        if op.with(|op| matches!(op, Op::Collective(_))) {
+            let reason = "a collective keeps the operands that its node was prepared with: the library's work is \
+                          captured, and cannot be changed in a graph";
+            return Err(GraphError::Node { node, reason: reason.to_owned() });
+        }
         let op = GraphOp::Op(op.clone());
         check(&self.context, &self.peers, node, &op)?;
         // The driver would refuse it at the next launch, and the queue would fail.
@@ -234,12 +307,47 @@ impl fmt::Debug for CudaGraph {
     }
 }
 
-impl Drop for CudaGraph {
-    #[expect(unsafe_code, reason = "calls the driver")]
-    fn drop(&mut self) {
-        let Ok(_current) = self.context.enter() else { return };
-        // SAFETY: instantiated by `prepare`, destroyed once; submissions under way hold the graph.
-        let _destroyed = unsafe { self.context.driver.graph_exec_destroy(self.executable.raw()) };
+/// Captures the collectives among the nodes, each in a graph of its own.
+fn captured(
+    context: &Arc<Context>,
+    nodes: &[GraphNode],
+    keep: &mut KeepAlive,
+) -> Result<Vec<Option<Template>>, GraphError> {
+    let capture = |(node, entry): (usize, &GraphNode)| {
+        let GraphOp::Op(op) = &entry.op else { return Ok(None) };
+        op.with(|op| {
+            let Op::Collective(group) = op else { return Ok(None) };
+            let refused = |reason: String| GraphError::Node { node, reason };
+            capture_group(context, group, keep).map(Some).map_err(refused)
+        })
+    };
+    nodes.iter().enumerate().map(capture).collect()
+}
+
+#[expect(unsafe_code, reason = "captures work on memory that the graph keeps")]
+fn capture_group(
+    context: &Arc<Context>,
+    group: &CollectiveGroup<'_>,
+    keep: &mut KeepAlive,
+) -> Result<Template, String> {
+    let own = CudaCommunicator::of(group.communicator()).ok_or("its communicator is not of this backend")?;
+    let recorded = interop::record_graph(context, |stream| {
+        // SAFETY: `check` has let the calls through. The graph's operations hold what they name, and the graph holds
+        // `keep`; both stay until replays are over.
+        unsafe { own.enqueue(group.calls(), stream, keep) }.map_err(|error| error.to_string().into())
+    });
+    recorded.map_err(|error| error.to_string())
+}
+
+fn for_each_group(nodes: &[GraphNode], mut visit: impl FnMut(&CollectiveGroup<'_>)) {
+    for node in nodes {
+        if let GraphOp::Op(op) = &node.op {
+            op.with(|op| {
+                if let Op::Collective(group) = op {
+                    visit(group);
+                }
+            });
+        }
     }
 }
 
@@ -322,10 +430,8 @@ impl Template {
         match op {
             GraphOp::Captured(work) => {
                 let work: &dyn Any = work.as_ref();
-                let child = work.downcast_ref::<Captured>().ok_or_else(not_ours)?.template.raw.raw();
-                // SAFETY: graph, child and the `count` nodes before are live; the driver copies the child;
-                // the result is written to this stack frame.
-                unsafe { driver.graph_add_child(&mut raw, graph, edges, count, child) }?;
+                let child = &work.downcast_ref::<Captured>().ok_or_else(not_ours)?.template;
+                return self.add_child(child, after);
             }
             GraphOp::Op(op) => op.with(|op| match op {
                 Op::Copy(region) => {
@@ -352,6 +458,17 @@ impl Template {
                 other => Err(Refusal::Cannot(format!("CUDA graphs have no {}", other.name()))),
             })?,
         }
+        Handle::written(raw).ok_or_else(|| Refusal::Cannot("the driver made no node".to_owned()))
+    }
+
+    /// Adds what was captured as a node. The context is current.
+    #[expect(unsafe_code, reason = "calls the driver")]
+    fn add_child(&self, child: &Self, after: &[CUgraphNode]) -> Result<Handle<CUgraphNode_st>, Refusal> {
+        let (graph, child) = (self.raw.raw(), child.raw.raw());
+        let mut raw: CUgraphNode = ptr::null_mut();
+        // SAFETY: graph, child and the nodes before are live; the driver copies the child; the result is written to this
+        // stack frame.
+        unsafe { self.context.driver.graph_add_child(&mut raw, graph, after.as_ptr(), after.len(), child) }?;
         Handle::written(raw).ok_or_else(|| Refusal::Cannot("the driver made no node".to_owned()))
     }
 

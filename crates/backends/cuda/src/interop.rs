@@ -151,6 +151,17 @@ pub(crate) fn capture(
     owner: Arc<dyn Any + Send + Sync>,
     record: &mut dyn FnMut(NativeHandle) -> Result<(), Box<dyn Error + Send + Sync>>,
 ) -> Result<Captured, InteropError> {
+    let template = record_graph(context, |stream| {
+        record(NativeHandle { kind: STREAM, value: stream.raw().expose_provenance() as u64 })
+    })?;
+    Ok(Captured { template, accesses, _owner: Owner(owner) })
+}
+
+/// The graph of what `enqueue` puts in a stream of its own.
+pub(crate) fn record_graph(
+    context: &Arc<Context>,
+    enqueue: impl FnOnce(&Stream) -> Result<(), Box<dyn Error + Send + Sync>>,
+) -> Result<Template, InteropError> {
     if let Some(failure) = context.failure() {
         return Err(InteropError::Failed(failure));
     }
@@ -158,13 +169,11 @@ pub(crate) fn capture(
     let failed = |reason: String| InteropError::Capture { device: context.device, reason };
     let _current = context.enter_for_others().map_err(InteropError::Driver)?;
     let capture = Capture::begin(context, &stream).map_err(InteropError::Driver)?;
-    let handle = NativeHandle { kind: STREAM, value: stream.raw().expose_provenance() as u64 };
-    let recorded = record(handle);
+    let recorded = enqueue(&stream);
     let template = capture.end();
     recorded.map_err(|error| failed(error.to_string()))?;
     let template = template.map_err(|error| failed(error.to_string()))?;
-    let template = template.ok_or_else(|| failed("the driver made no graph".to_owned()))?;
-    Ok(Captured { template, accesses, _owner: Owner(owner) })
+    template.ok_or_else(|| failed("the driver made no graph".to_owned()))
 }
 
 /// A stream that is being captured. It ends whatever becomes of the recording, a panic included, or the thread would

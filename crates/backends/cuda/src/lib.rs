@@ -73,6 +73,10 @@
 //!   other version, and every other library, goes through handles as integers
 //!   ([`Interop`](warpweft_core_types::Interop)).
 //!
+//! Collectives are NCCL's, which is loaded when somebody first asks for them
+//! ([`Device::collectives`](warpweft_core_types::Device::collectives)), and their calls are operations of submissions like
+//! any other.
+//!
 //! # What it does not do
 //!
 //! - Managed memory, arrays and textures: memory is a range of bytes.
@@ -90,6 +94,8 @@ mod budget;
 mod cache;
 mod clock;
 mod cold;
+mod collectives;
+mod communicator;
 mod compiler;
 mod config;
 mod context;
@@ -97,6 +103,7 @@ mod control;
 mod device;
 #[cfg_attr(not(unix), expect(dead_code, reason = "calls for memory that processes share"))]
 mod driver;
+mod factor;
 mod fork;
 mod graph;
 mod header;

@@ -229,6 +229,25 @@ impl Arena {
         self.buffer(memory.size(), Memory::Native { memory, open_to_peers })
     }
 
+    /// Memory that NCCL allocated for this device, zeroed, of which `size` bytes are used.
+    pub(crate) fn adopt(
+        self: &Arc<Self>,
+        size: u64,
+        memory: nccl_rs::Memory,
+    ) -> Result<CudaBuffer, AllocError> {
+        let address = memory.address().expose_provenance() as u64;
+        let _current = self.context.enter().map_err(|error| self.failed(error))?;
+        match self.zero(address, memory.size_bytes()) {
+            Ok(()) => Ok(self.buffer(size, Memory::Library(Arc::new(memory)))),
+            Err(NotZeroed::Refused(error)) => Err(self.failed(error)),
+            Err(NotZeroed::UnderWay(why)) => {
+                // As for memory that processes share.
+                std::mem::forget(memory);
+                Err(why)
+            }
+        }
+    }
+
     /// Takes host memory of another owner, and pins it unless somebody has.
     pub(crate) fn import_host(self: &Arc<Self>, memory: HostMemory) -> Result<CudaBuffer, AllocError> {
         let size = memory.len() as u64;
@@ -385,6 +404,15 @@ impl Arena {
                 self.free_in_order(address, &self.freeing);
             }
             Memory::Pinned(block) => self.pinned.lock().entry(block.class).or_default().push(block),
+            Memory::Library(memory) => {
+                // Nobody has shown that it never waits for residents.
+                let context = Arc::clone(&self.context);
+                self.context.serve(move || {
+                    let _hurried = context.cold.open();
+                    let _current = context.enter();
+                    drop(memory);
+                });
+            }
             // These undo themselves.
             #[cfg(unix)]
             Memory::Virtual(_) => {}
@@ -525,6 +553,8 @@ enum Memory {
         open_to_peers: bool,
     },
     Imported(Imported),
+    /// NCCL's, which opens it to every device that reaches this one.
+    Library(Arc<nccl_rs::Memory>),
 }
 
 /// A buffer of a CUDA device.
@@ -546,7 +576,7 @@ impl CudaBuffer {
     }
 
     /// Where the device sees its first byte.
-    pub(crate) const fn address(&self) -> CUdeviceptr {
+    pub(crate) fn address(&self) -> CUdeviceptr {
         match &self.memory {
             Some(Memory::Pool { address }) => *address,
             Some(Memory::Pinned(block)) => block.address,
@@ -554,6 +584,7 @@ impl CudaBuffer {
             Some(Memory::Virtual(memory)) => memory.address(),
             Some(Memory::Native { memory, .. }) => memory.address(),
             Some(Memory::Imported(imported)) => imported.address,
+            Some(Memory::Library(memory)) => memory.address().addr() as u64,
             None => 0,
         }
     }
@@ -561,6 +592,24 @@ impl CudaBuffer {
     /// Whether other devices that reach this one can use it, as far as anybody knows.
     pub(crate) const fn is_open_to_peers(&self) -> bool {
         !matches!(&self.memory, Some(Memory::Native { open_to_peers: false, .. }))
+    }
+
+    /// NCCL's memory, if it is.
+    pub(crate) const fn library_memory(&self) -> Option<&Arc<nccl_rs::Memory>> {
+        match &self.memory {
+            Some(Memory::Library(memory)) => Some(memory),
+            _ => None,
+        }
+    }
+
+    /// Whether NCCL can register it: memory of a pool without handles cannot be given to other ranks.
+    pub(crate) const fn can_be_registered(&self) -> bool {
+        match &self.memory {
+            #[cfg(unix)]
+            Some(Memory::Virtual(_)) => true,
+            Some(Memory::Native { .. } | Memory::Library(_)) => true,
+            _ => false,
+        }
     }
 
     /// The context whose memory it is.

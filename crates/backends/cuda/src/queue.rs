@@ -3,6 +3,10 @@
 //! A submission enters the stream as soon as everything it waits for is reached or is itself in some stream
 //! of the backend; then the wait is an event wait. Until then it is held here, and with it what is behind
 //! it. A stream therefore never waits for something that is not under way.
+//!
+//! Submissions that signal nothing gather in one record, which gets an event when somebody wants to know: a submission
+//! with signals behind them, a full queue, a cold call, or the reactor after a moment. An event costs the host more than
+//! all else that a submission does.
 
 use std::{
     cell::RefCell,
@@ -13,17 +17,20 @@ use std::{
         atomic::{AtomicBool, Ordering},
     },
     task::{Wake, Waker},
+    thread,
+    time::{Duration, Instant},
 };
 
 use smallvec::SmallVec;
 use warpweft_core_types::{
-    Access, Buffer, BufferView, DriverError, Failure, Launch, Op, OwnedSubmission, Queue, QueueDesc, QueueId,
-    SemaphorePoint, Submission, SubmissionId, SubmitError, promise_all,
+    Access, Buffer, BufferView, Deadline, DriverError, Failure, Launch, Op, OwnedSubmission, Queue,
+    QueueDesc, QueueId, SemaphorePoint, Submission, SubmissionId, SubmitError, promise_all,
 };
 use warpweft_polled::{KeepAlive, Polled, Reactor};
 
 use crate::{
     clock::Clock,
+    communicator::{self, CudaCommunicator},
     context::Context,
     device::CudaDevice,
     graph::CudaGraph,
@@ -48,6 +55,16 @@ const STOCK: usize = 32;
 /// Spares kept for the next submissions: as many as there can be submissions in the stream.
 const SPARES: usize = WINDOW;
 
+/// Submissions that gather before they get an event, so that memory is let go of now and then and a full queue gets
+/// shorter by parts.
+const GATHERED: usize = 64;
+
+/// How long what gathered stays without an event while nobody asks.
+const GATHERING: Duration = Duration::from_millis(2);
+
+/// Between two tries to take a lock.
+const GLANCE: Duration = Duration::from_micros(50);
+
 /// Finished submissions that are looked after at once.
 const BATCH: usize = 16;
 
@@ -69,7 +86,12 @@ pub(crate) struct QueueCore {
 struct State {
     held: VecDeque<Held>,
     in_flight: VecDeque<InFlight>,
-    /// Operations of all that is in flight.
+    /// Submissions without signals that are in the stream behind those; nothing marks their end yet.
+    gathered: Option<InFlight>,
+    /// When somebody who looks after queues first saw them.
+    gathered_since: Option<Instant>,
+    /// Submissions and operations of all that is in the stream.
+    submissions_in_flight: usize,
     ops_in_flight: usize,
     submitted: u64,
     /// Submissions that were found to be over.
@@ -96,6 +118,11 @@ impl State {
         self.spares.len() < HALF
             && self.in_flight.len() >= HALF
             && (self.in_flight.len().is_multiple_of(HALF / 2) || self.spares.len() < NEARLY_OUT)
+    }
+
+    /// Whether nothing is in the stream.
+    fn is_idle(&self) -> bool {
+        self.in_flight.is_empty() && self.gathered.is_none()
     }
 
     /// A spare whose event nobody looks at, so that it can be recorded again.
@@ -137,13 +164,59 @@ struct Held {
     work: OwnedSubmission,
 }
 
-/// A submission in the stream.
+/// A submission in the stream, with those without signals that gathered before it.
 #[derive(Debug)]
 struct InFlight {
     event: Arc<Event>,
     signals: Signals,
     keep: KeepAlive,
+    submissions: usize,
     ops: usize,
+    /// Points of other queues that the stream waits for before it.
+    awaited: SmallVec<[SemaphorePoint; 1]>,
+    /// Communicators with calls in it, by their addresses.
+    communicators: SmallVec<[usize; 2]>,
+}
+
+impl From<Spare> for InFlight {
+    fn from(Spare { event, keep }: Spare) -> Self {
+        let (signals, awaited, communicators) = (Signals::new(), SmallVec::new(), SmallVec::new());
+        Self { event, signals, keep, submissions: 0, ops: 0, awaited, communicators }
+    }
+}
+
+/// What becomes of work that did not come to its end.
+pub(crate) enum Cause<'a> {
+    /// A communicator, by its address, was aborted.
+    Communicator(usize),
+    /// This point will never be reached.
+    Point(&'a SemaphorePoint),
+}
+
+impl InFlight {
+    fn is_ended_by(&self, cause: &Cause<'_>) -> bool {
+        match cause {
+            Cause::Communicator(address) => self.communicators.contains(address),
+            Cause::Point(lost) => self.awaited.iter().any(|point| is_behind(point, lost)),
+        }
+    }
+}
+
+impl Held {
+    fn is_ended_by(&self, cause: &Cause<'_>) -> bool {
+        match cause {
+            Cause::Communicator(address) => {
+                self.work.ops.iter().any(|op| op.with(|op| communicator::of(op).contains(address)))
+            }
+            // Its semaphore fails, which it finds by itself.
+            Cause::Point(_) => false,
+        }
+    }
+}
+
+/// Whether a point is not reached if `lost` is not.
+fn is_behind(point: &SemaphorePoint, lost: &SemaphorePoint) -> bool {
+    Arc::ptr_eq(&point.semaphore, &lost.semaphore) && point.value >= lost.value
 }
 
 /// Submissions that are over.
@@ -200,6 +273,7 @@ impl QueueCore {
         let would_be_held = state.held.is_empty() && state.ops_in_flight >= self.window();
         if self.is_full(&state) || would_be_held || state.lacks_spares() {
             // Room may have been made, or spares, that nobody has noticed yet.
+            state = self.marked(state);
             drop(state);
             self.reap();
             state = self.lock();
@@ -213,8 +287,8 @@ impl QueueCore {
             && state.ops_in_flight < self.window()
             && obstacles(waits).is_ok_and(|obstacles| obstacles.is_empty());
         if ready {
-            let fill = |keep: &mut KeepAlive| {
-                submission.ops.iter().try_for_each(|op| self.push(id, op, keep))?;
+            let fill = |record: &mut InFlight| {
+                submission.ops.iter().try_for_each(|op| self.push(id, op, record))?;
                 Ok(submission.ops.len())
             };
             let signals = submission.signals.into();
@@ -223,6 +297,10 @@ impl QueueCore {
                 Err((failure, signals)) => self.fail(state, &failure, &signals),
             }
         } else {
+            for op in submission.ops {
+                // One that has ended since is found when the submission is to enter the stream.
+                let _live = communicator::expect_calls(op, self, |_| ());
+            }
             state.held.push_back(Held { id, work: OwnedSubmission::from(submission) });
             self.track(state);
             self.schedule();
@@ -249,7 +327,7 @@ impl QueueCore {
     }
 
     fn is_full(&self, state: &State) -> bool {
-        state.held.len() + state.in_flight.len() >= self.capacity
+        state.held.len() + state.submissions_in_flight >= self.capacity
     }
 
     /// Puts a submission in the stream: `fill` pushes its operations and says how many. After an error the
@@ -258,61 +336,139 @@ impl QueueCore {
         self: &Arc<Self>,
         state: &mut State,
         waits: &[SemaphorePoint],
-        fill: impl FnOnce(&mut KeepAlive) -> Result<usize, Arc<Failure>>,
+        fill: impl FnOnce(&mut InFlight) -> Result<usize, Arc<Failure>>,
         signals: Signals,
         wakers: &mut Wakers,
     ) -> Result<(), (Arc<Failure>, Signals)> {
-        let Spare { event, mut keep } = match self.spare(state) {
-            Ok(spare) => spare,
-            Err(error) => return Err((self.context.judge(error), signals)),
-        };
+        let judge = |error| self.context.judge(error);
+        if state.gathered.is_none() {
+            state.gathered = match self.spare(state) {
+                Ok(spare) => Some(spare.into()),
+                Err(error) => return Err((judge(error), signals)),
+            };
+        }
+        let Some(record) = &mut state.gathered else { return Ok(()) };
         let _entering = self.context.cold.enqueuing();
-        let filled = self.fill_stream(waits, fill, &mut keep);
-        if let Err(error) = self.mark(&event) {
+        let current = match self.context.enter() {
+            Ok(current) => current,
+            Err(error) => {
+                // Nothing of it is in the stream. What gathered before may be.
+                state.gathered.take_if(|record| record.submissions == 0);
+                return Err((judge(error), signals));
+            }
+        };
+        record.submissions += 1;
+        state.submissions_in_flight += 1;
+        let filled = self.wait_in_stream(waits, record).and_then(|()| fill(record));
+        if let Ok(ops) = filled {
+            record.ops += ops;
+            state.ops_in_flight += ops;
+            if signals.is_empty() && record.submissions < GATHERED {
+                return Ok(());
+            }
+        }
+        let marked = record.event.record(&self.stream);
+        drop(current);
+        let Some(mut record) = state.gathered.take() else { return Ok(()) };
+        state.gathered_since = None;
+        if let Err(error) = marked {
+            state.submissions_in_flight -= record.submissions;
+            state.ops_in_flight -= record.ops;
             // Nothing will tell when the device is done with these, so they are never let go.
-            std::mem::forget(keep);
-            return Err((self.context.judge(error), signals));
+            std::mem::forget(record.keep);
+            return Err((judge(error), signals));
         }
         match filled {
-            Ok(ops) => {
+            Ok(_) => {
                 for point in &signals {
-                    semaphore::enqueued(point, &event, self, wakers);
+                    semaphore::enqueued(point, &record.event, self, wakers);
                 }
-                state.ops_in_flight += ops;
-                state.in_flight.push_back(InFlight { event, signals, keep, ops });
+                record.signals = signals;
+                state.in_flight.push_back(record);
                 Ok(())
             }
             Err(failure) => {
-                state.in_flight.push_back(InFlight { event, signals: SmallVec::new(), keep, ops: 0 });
+                state.in_flight.push_back(record);
                 Err((failure, signals))
             }
         }
     }
 
-    /// Puts waits and operations in the stream, all with the context current once.
-    fn fill_stream(
-        &self,
+    /// Lets the stream wait for points that other streams reach. The context is current.
+    fn wait_in_stream(
+        self: &Arc<Self>,
         waits: &[SemaphorePoint],
-        fill: impl FnOnce(&mut KeepAlive) -> Result<usize, Arc<Failure>>,
-        keep: &mut KeepAlive,
-    ) -> Result<usize, Arc<Failure>> {
-        let judge = |error| self.context.judge(error);
-        let _current = self.context.enter().map_err(judge)?;
+        record: &mut InFlight,
+    ) -> Result<(), Arc<Failure>> {
         for point in waits {
-            match semaphore::readiness(point)? {
+            match semaphore::await_in_stream(point, self)? {
                 Readiness::Reached | Readiness::Unknown => {}
                 // What is in this stream is behind it anyway.
-                Readiness::Enqueued(signal) if signal.queue.as_ptr() == std::ptr::from_ref(self) => {}
-                Readiness::Enqueued(signal) => self.stream.wait_for(&signal.event).map_err(judge)?,
+                Readiness::Enqueued(signal) if signal.queue.as_ptr() == Arc::as_ptr(self) => {}
+                Readiness::Enqueued(signal) => {
+                    record.awaited.push(point.clone());
+                    let waited = self.stream.wait_for(&signal.event);
+                    waited.map_err(|error| self.context.judge(error))?;
+                }
             }
         }
-        fill(keep)
+        Ok(())
+    }
+
+    /// Puts an event behind what has gathered.
+    fn marked<'a>(self: &'a Arc<Self>, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        match self.mark(&mut state) {
+            Ok(()) => state,
+            Err(error) => {
+                let failure = self.context.judge(error);
+                self.fail_in_flight(state, &failure);
+                self.lock()
+            }
+        }
+    }
+
+    /// The same, and what gathered stays where it is after an error.
+    fn mark(&self, state: &mut State) -> Result<(), DriverError> {
+        let Some(record) = &state.gathered else { return Ok(()) };
+        let _current = self.context.enter()?;
+        record.event.record(&self.stream)?;
+        state.in_flight.extend(state.gathered.take());
+        state.gathered_since = None;
+        Ok(())
+    }
+
+    /// Puts an event behind what has gathered for a while.
+    fn mark_what_waits(self: &Arc<Self>) {
+        let Some(_asking) = self.context.cold.ask() else { return };
+        let Some(mut state) = self.try_lock() else { return };
+        if state.gathered.is_none() {
+            return;
+        }
+        let since = *state.gathered_since.get_or_insert_with(Instant::now);
+        // What is held waits for the stream to get shorter.
+        if since.elapsed() >= GATHERING || !state.held.is_empty() {
+            drop(self.marked(state));
+        }
     }
 
     /// Puts one operation in the stream, and what it uses in the list.
     #[expect(unsafe_code, reason = "enqueues work on memory that the list keeps")]
-    fn push(&self, id: SubmissionId, op: &Op<'_>, keep: &mut KeepAlive) -> Result<(), Arc<Failure>> {
-        keep.op(op);
+    fn push(
+        self: &Arc<Self>,
+        id: SubmissionId,
+        op: &Op<'_>,
+        record: &mut InFlight,
+    ) -> Result<(), Arc<Failure>> {
+        record.keep.op(op);
+        if let Op::Collective(_) | Op::Replay(_) = op {
+            self.note_calls(op, record)?;
+        }
+        if let Op::Collective(group) = op {
+            let own = CudaCommunicator::of(group.communicator()).ok_or_else(|| self.cannot(id, op.name()))?;
+            // SAFETY: as below.
+            let enqueued = unsafe { own.enqueue(group.calls(), &self.stream, &mut record.keep) };
+            return enqueued.map_err(|error| own.failed(id, error));
+        }
         let _hurried = is_first_launch(op).then(|| self.context.cold.open());
         // SAFETY: `submit` checked the operation. The list holds what it names, and is let go behind the event at the
         // end of the submission or not at all (`enqueue`, `fail_in_flight`).
@@ -334,10 +490,13 @@ impl QueueCore {
         Spare::create(&self.context)
     }
 
-    /// Puts an event behind what is in the stream now.
-    fn mark(&self, event: &Event) -> Result<(), DriverError> {
-        let _current = self.context.enter()?;
-        event.record(&self.stream)
+    /// Takes note of the communicators whose calls an operation has, which are told where they are.
+    fn note_calls(self: &Arc<Self>, op: &Op<'_>, record: &mut InFlight) -> Result<(), Arc<Failure>> {
+        communicator::expect_calls(op, self, |address| {
+            if !record.communicators.contains(&address) {
+                record.communicators.push(address);
+            }
+        })
     }
 
     fn cannot(&self, submission: SubmissionId, what: &'static str) -> Arc<Failure> {
@@ -347,7 +506,7 @@ impl QueueCore {
 
     /// Lets the reactor know about a queue with work under way.
     fn track(self: &Arc<Self>, mut state: MutexGuard<'_, State>) {
-        let new = !state.tracked && !state.in_flight.is_empty();
+        let new = !state.tracked && !state.is_idle();
         state.tracked |= new;
         // The reactor takes its own lock before a queue's.
         drop(state);
@@ -382,8 +541,8 @@ impl QueueCore {
             }
             let Some(Held { id, work }) = state.held.pop_front() else { return };
             let mut wakers = Wakers::new();
-            let fill = |keep: &mut KeepAlive| {
-                work.ops.iter().try_for_each(|op| op.with(|op| self.push(id, op, keep)))?;
+            let fill = |record: &mut InFlight| {
+                work.ops.iter().try_for_each(|op| op.with(|op| self.push(id, op, record)))?;
                 Ok(work.ops.len())
             };
             match self.enqueue(&mut state, &work.waits, fill, work.signals, &mut wakers) {
@@ -437,27 +596,27 @@ impl QueueCore {
             // Another thread may have asked the same.
             if state.in_flight.front().is_some_and(|first| Arc::ptr_eq(&first.event, &event)) {
                 drop(event);
-                let finished = state.in_flight.pop_front();
-                state.finished += 1;
-                state.ops_in_flight -= finished.as_ref().map_or(0, |first| first.ops);
-                done.extend(finished);
+                let Some(finished) = state.in_flight.pop_front() else { continue };
+                state.finished += finished.submissions as u64;
+                state.submissions_in_flight -= finished.submissions;
+                state.ops_in_flight -= finished.ops;
+                done.push(finished);
             }
         }
         Ok(())
     }
 
     /// How many submissions are over, if some are not.
-    pub(crate) fn progress(&self) -> Option<u64> {
-        let state = self.lock();
-        (!state.in_flight.is_empty()).then_some(state.finished)
+    pub(crate) fn progress(self: &Arc<Self>) -> Option<u64> {
+        let state = self.marked(self.lock());
+        (!state.is_idle()).then_some(state.finished)
     }
 
     /// Whether the queue is empty, or has finished something since it was `before`. Not while another thread is busy
     /// with it.
     pub(crate) fn has_moved(&self, before: Option<u64>) -> bool {
-        self.try_lock().is_some_and(|state| {
-            state.in_flight.is_empty() || before.is_some_and(|before| state.finished > before)
-        })
+        self.try_lock()
+            .is_some_and(|state| state.is_idle() || before.is_some_and(|before| state.finished > before))
     }
 
     fn try_lock(&self) -> Option<MutexGuard<'_, State>> {
@@ -486,6 +645,8 @@ impl QueueCore {
         signals: &[SemaphorePoint],
     ) {
         state.failure.get_or_insert_with(|| Arc::clone(failure));
+        // What fails here fails in its turn, behind what gathered.
+        let unmarked = self.mark(&mut state).is_err().then(|| state.gathered.take()).flatten();
         let held = std::mem::take(&mut state.held);
         state.doomed.push(signals.into());
         state.doomed.extend(held.iter().map(|held| held.work.signals.clone()));
@@ -497,13 +658,28 @@ impl QueueCore {
         }
         // Outside the lock: dropping submissions frees buffers.
         drop(held);
+        self.abandon(unmarked);
         self.fail_doomed();
+    }
+
+    /// Submissions of which the driver will not say when they are over.
+    fn abandon(&self, records: impl IntoIterator<Item = InFlight>) {
+        if self.context.failure().is_none() {
+            // The device lives and may still touch what these use: it is never let go.
+            records.into_iter().for_each(|record| std::mem::forget(record.keep));
+        }
     }
 
     /// Fails what will not run, unless something before it still does.
     fn fail_doomed(&self) {
-        let mut state = self.lock();
-        let Some(failure) = state.failure.clone().filter(|_| state.in_flight.is_empty()) else { return };
+        let state = self.lock();
+        if state.is_idle() {
+            Self::fail_now(state);
+        }
+    }
+
+    fn fail_now(mut state: MutexGuard<'_, State>) {
+        let Some(failure) = state.failure.clone() else { return };
         let doomed = std::mem::take(&mut state.doomed);
         drop(state);
         // Outside the lock: failing a semaphore wakes others.
@@ -512,16 +688,71 @@ impl QueueCore {
 
     /// Fails what is in the stream too, since the driver will not say when it is over.
     fn fail_in_flight(self: &Arc<Self>, mut state: MutexGuard<'_, State>, failure: &Arc<Failure>) {
-        let in_flight = std::mem::take(&mut state.in_flight);
-        state.ops_in_flight = 0;
+        let mut in_flight = std::mem::take(&mut state.in_flight);
+        in_flight.extend(state.gathered.take());
+        (state.submissions_in_flight, state.ops_in_flight) = (0, 0);
         // Before what is behind them.
         let mut signals: Vec<_> = in_flight.iter().map(|record| record.signals.clone()).collect();
         signals.append(&mut state.doomed);
         state.doomed = signals;
         self.fail(state, failure, &[]);
-        if self.context.failure().is_none() {
-            // The device lives and may still touch what these use: it is never let go.
-            in_flight.into_iter().for_each(|record| std::mem::forget(record.keep));
+        self.abandon(in_flight);
+    }
+
+    /// Dooms what a cause ends and everything behind it: its signals fail, once what is in the stream is over, and the
+    /// queue takes no more. Whatever waits for those points in other streams is doomed as well. Nothing is let go of
+    /// before the device is past it. Returns the queues that this came to; `None` if one is busy for too long.
+    pub(crate) fn doom(
+        self: &Arc<Self>,
+        cause: &Cause<'_>,
+        failure: &Arc<Failure>,
+        deadline: Deadline,
+    ) -> Option<Vec<Arc<Self>>> {
+        let mut doomed = Vec::new();
+        let mut lost = self.doom_here(cause, failure, deadline, &mut doomed)?;
+        while let Some((point, queue)) = lost.pop() {
+            let cause = Cause::Point(&point);
+            lost.extend(queue.doom_here(&cause, failure, deadline, &mut doomed)?);
+        }
+        Some(doomed)
+    }
+
+    /// The queue's own part of it; which queues wait for which of its points.
+    fn doom_here(
+        self: &Arc<Self>,
+        cause: &Cause<'_>,
+        failure: &Arc<Failure>,
+        deadline: Deadline,
+        doomed: &mut Vec<Arc<Self>>,
+    ) -> Option<Vec<(SemaphorePoint, Arc<Self>)>> {
+        let mut state = self.marked(self.lock_by(deadline)?);
+        let first = state.in_flight.iter().position(|record| record.is_ended_by(cause));
+        if first.is_none() && !state.held.iter().any(|held| held.is_ended_by(cause)) {
+            return Some(Vec::new());
+        }
+        doomed.push(Arc::clone(self));
+        let from = first.unwrap_or(state.in_flight.len());
+        let lost: Vec<Signals> =
+            state.in_flight.iter_mut().skip(from).map(|record| std::mem::take(&mut record.signals)).collect();
+        let dependents: Vec<_> = lost
+            .iter()
+            .flatten()
+            .flat_map(|point| {
+                let waiting = semaphore::doom(point, failure);
+                waiting.into_iter().map(|queue| (point.clone(), queue))
+            })
+            .collect();
+        // Before what failed already, which is behind it.
+        let behind = std::mem::replace(&mut state.doomed, lost);
+        state.doomed.extend(behind);
+        self.fail(state, failure, &[]);
+        Some(dependents)
+    }
+
+    /// Fails what is doomed though the stream is not past it: nobody can say when it will be.
+    pub(crate) fn fail_regardless(&self, deadline: Deadline) {
+        if let Some(state) = self.lock_by(deadline) {
+            Self::fail_now(state);
         }
     }
 
@@ -529,6 +760,16 @@ impl QueueCore {
     pub(crate) fn close(self: &Arc<Self>) {
         self.lock().closing = true;
         self.schedule();
+    }
+
+    /// The lock, unless another thread has it for too long: one that is in a call of a library's.
+    fn lock_by(&self, deadline: Deadline) -> Option<MutexGuard<'_, State>> {
+        loop {
+            match self.try_lock() {
+                None if !deadline.is_past() => thread::sleep(GLANCE),
+                state => return state,
+            }
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -563,6 +804,7 @@ impl Polled for QueueCore {
         if progress {
             self.fail_doomed();
         }
+        self.mark_what_waits();
         progress
     }
 
@@ -574,7 +816,7 @@ impl Polled for QueueCore {
     /// Whether the reactor may forget the queue.
     fn retire(&self) -> bool {
         let Some(mut state) = self.try_lock() else { return false };
-        state.tracked = !state.in_flight.is_empty();
+        state.tracked = !state.is_idle();
         !state.tracked
     }
 
@@ -665,9 +907,13 @@ pub(crate) fn check_op(context: &Context, peers: &PeerTable, op: &Op<'_>) -> Res
         Op::Replay(graph) => {
             let ours = CudaGraph::of(graph).is_some_and(|graph| graph.belongs_to(context));
             let owner = graph.graph().device();
-            // Its nodes were checked when they were set.
-            return ours.then_some(()).ok_or(SubmitError::Foreign { what: "graph", owner, device });
+            if !ours {
+                return Err(SubmitError::Foreign { what: "graph", owner, device });
+            }
+            // Its nodes were checked when they were set; a communicator of one may have ended since.
+            return communicator::check_live(op);
         }
+        Op::Collective(group) => communicator::check(context, group)?,
         Op::Copy(_) | Op::Fill(_) | Op::Timestamp(_) => {}
         _ => return Err(SubmitError::Unsupported { device, what: op.name() }),
     }

@@ -49,6 +49,10 @@ struct Coming {
     signals: VecDeque<Signal>,
     /// Queues that wait for a signal of at least this value to be enqueued.
     watchers: Vec<(u64, Waker)>,
+    /// Queues whose streams wait for a signal of at least this value.
+    dependents: Vec<(u64, Weak<QueueCore>)>,
+    /// The least value that will not be reached, though a signal of it is in a stream; and why.
+    doomed: Option<(u64, Arc<Failure>)>,
 }
 
 /// A value that is reached when an event's work is over.
@@ -92,8 +96,9 @@ impl CudaSemaphore {
         semaphore.downcast_ref()
     }
 
-    /// How a stream can come to wait for `value`; the failure, if it will never be reached.
-    fn readiness(&self, value: u64) -> Result<Readiness, Arc<Failure>> {
+    /// How a stream can come to wait for `value`; the failure, if it will never be reached. The queue of a stream that
+    /// will wait is remembered.
+    fn readiness(&self, value: u64, dependent: Option<&Arc<QueueCore>>) -> Result<Readiness, Arc<Failure>> {
         // Failure first: a value reached before a failure must be found after it.
         let failure = self.timeline.failure();
         if self.known() >= value {
@@ -102,9 +107,17 @@ impl CudaSemaphore {
         if let Some(failure) = failure {
             return Err(failure);
         }
-        if let Some(signal) = self.coming().first_at(value) {
-            return Ok(Readiness::Enqueued(signal.clone()));
+        let mut coming = self.coming();
+        if let Some((_, failure)) = coming.doomed.as_ref().filter(|(doomed, _)| *doomed <= value) {
+            return Err(Arc::clone(failure));
         }
+        if let Some(signal) = coming.first_at(value).cloned() {
+            if let Some(queue) = dependent {
+                coming.dependents.push((value, Arc::downgrade(queue)));
+            }
+            return Ok(Readiness::Enqueued(signal));
+        }
+        drop(coming);
         // It may have been reached, and its signal forgotten, between the two looks.
         Ok(if self.known() >= value { Readiness::Reached } else { Readiness::Unknown })
     }
@@ -144,7 +157,25 @@ impl CudaSemaphore {
     fn saw(&self, value: u64) {
         // Release: see `known`. Before the signal goes, so that one of the two is found.
         self.seen.fetch_max(value, Ordering::Release);
-        self.coming().signals.retain(|signal| signal.value > value);
+        let mut coming = self.coming();
+        coming.signals.retain(|signal| signal.value > value);
+        coming.dependents.retain(|(wanted, _)| *wanted > value);
+    }
+
+    /// Notes that `value` will not be reached by the signal of it that is in a stream; the queues whose streams wait for
+    /// that.
+    fn doom(&self, value: u64, failure: &Arc<Failure>) -> Vec<Arc<QueueCore>> {
+        let mut coming = self.coming();
+        coming.signals.retain(|signal| signal.value < value);
+        let is_first = coming.doomed.as_ref().is_none_or(|(doomed, _)| *doomed > value);
+        if is_first {
+            coming.doomed = Some((value, Arc::clone(failure)));
+        }
+        coming
+            .dependents
+            .extract_if(.., |(wanted, _)| *wanted >= value)
+            .filter_map(|(_, queue)| queue.upgrade())
+            .collect()
     }
 
     /// Raises the value, whose event is over.
@@ -313,8 +344,29 @@ pub(crate) fn is_ours(point: &SemaphorePoint) -> bool {
 
 /// How a stream can come to wait for a point of any backend.
 pub(crate) fn readiness(point: &SemaphorePoint) -> Result<Readiness, Arc<Failure>> {
+    readiness_for(point, None)
+}
+
+/// The same for a stream that waits now, whose queue is told if the point is doomed.
+pub(crate) fn await_in_stream(
+    point: &SemaphorePoint,
+    queue: &Arc<QueueCore>,
+) -> Result<Readiness, Arc<Failure>> {
+    readiness_for(point, Some(queue))
+}
+
+/// Dooms a point whose signal is in a stream; the queues whose streams wait for it. Whoever calls this fails the
+/// semaphore, once what is in front of the signal is over.
+pub(crate) fn doom(point: &SemaphorePoint, failure: &Arc<Failure>) -> Vec<Arc<QueueCore>> {
+    CudaSemaphore::of(&point.semaphore).map_or_else(Vec::new, |own| own.doom(point.value, failure))
+}
+
+fn readiness_for(
+    point: &SemaphorePoint,
+    dependent: Option<&Arc<QueueCore>>,
+) -> Result<Readiness, Arc<Failure>> {
     match CudaSemaphore::of(&point.semaphore) {
-        Some(semaphore) => semaphore.readiness(point.value),
+        Some(semaphore) => semaphore.readiness(point.value, dependent),
         None => point.poll().map(|reached| if reached { Readiness::Reached } else { Readiness::Unknown }),
     }
 }

@@ -5,6 +5,7 @@
 mod beside;
 mod cache;
 mod clocks;
+mod collectives;
 mod contexts;
 mod faults;
 mod graphs;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 use warpweft_core_types::{CollectiveCall, Deadline, GraphOp, Queue, QueueId, SemaphorePoint};
 
-use crate::{CommError, Communicator, communicator::Inner, error::unfinished};
+use crate::{CommError, Communicator, error::unfinished, inner::Inner};
 
 /// One call of a collective, with operands that were checked. Nothing is done before it is enqueued or waited for.
 #[derive(Debug, Clone, Copy)]

@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::{CommError, communicator::Inner};
+use crate::{CommError, inner::Inner};
 
 /// How often calls that are under way are looked at.
 const BUSY: Duration = Duration::from_millis(4);

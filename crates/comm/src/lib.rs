@@ -64,6 +64,7 @@ mod engine;
 mod error;
 mod flight;
 mod form;
+mod inner;
 mod keeper;
 mod lines;
 

@@ -1,0 +1,485 @@
+//! What a communicator is made of: the group, the engines, and what is under way.
+
+use std::{
+    fmt,
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
+    time::Duration,
+};
+
+use smallvec::SmallVec;
+use warpweft_bootstrap::{Bind, Group, GroupError, Health, Host, JoinConfig, Loss, Rank, Rendezvous};
+use warpweft_core_types::{
+    BufferDesc, BufferView, CollectiveCall, CollectiveFailure, CollectiveOp, DType, Deadline, Device,
+    Failure, GraphOp, Op, OwnedOp, PreparedGraph, Queue, QueueDesc, SemaphorePoint, Submission,
+};
+
+use crate::{
+    CommConfig, CommError, Enqueued, FlightRecord,
+    engine::Engine,
+    error::unfinished,
+    flight::{Called, Flight, Signature},
+    form,
+    keeper::Bell,
+    lines::Lines,
+};
+
+/// How long an engine may take to end what is under way.
+const PARTING: Duration = Duration::from_secs(2);
+
+/// What a communicator, its keeper and the calls under way have in common.
+pub(crate) struct Inner {
+    group: Arc<Group>,
+    device: Arc<dyn Device>,
+    engines: Vec<Box<dyn Engine>>,
+    config: CommConfig,
+    flight: Flight,
+    state: Mutex<State>,
+    /// In validating mode, calls of several threads are compared one after the other.
+    comparing: Mutex<()>,
+    failure: OnceLock<Arc<Failure>>,
+    /// For calls that are waited for on the spot and need a queue.
+    own_queue: Mutex<Option<Arc<dyn Queue>>>,
+    /// What barriers of queues reduce.
+    word: OnceLock<BufferView>,
+    pub(crate) bell: Arc<Bell>,
+}
+
+/// What is under way.
+#[derive(Debug, Default)]
+pub(crate) struct State {
+    tickets: u64,
+    numbers: u64,
+    pub(crate) lines: Lines,
+}
+
+impl State {
+    /// The next call's place.
+    const fn next(&self, signature: &Signature) -> Called {
+        let number = if signature.is_for_all() { Some(self.numbers + 1) } else { None };
+        Called { ticket: self.tickets + 1, number }
+    }
+
+    const fn take(&mut self, called: Called) {
+        self.tickets = called.ticket;
+        if let Some(number) = called.number {
+            self.numbers = number;
+        }
+    }
+}
+
+impl Inner {
+    pub(crate) fn new(
+        group: Arc<Group>,
+        device: &Arc<dyn Device>,
+        config: &CommConfig,
+        deadline: Deadline,
+    ) -> Result<Self, CommError> {
+        Ok(Self {
+            engines: form::engines(&group, device, config, deadline)?,
+            group,
+            device: Arc::clone(device),
+            config: config.clone(),
+            flight: Flight::new(config.flight.clone()),
+            state: Mutex::default(),
+            comparing: Mutex::default(),
+            failure: OnceLock::new(),
+            own_queue: Mutex::default(),
+            word: OnceLock::new(),
+            bell: Arc::default(),
+        })
+    }
+
+    pub(crate) const fn device(&self) -> &Arc<dyn Device> {
+        &self.device
+    }
+
+    pub(crate) const fn config(&self) -> &CommConfig {
+        &self.config
+    }
+
+    pub(crate) fn engines(&self) -> impl Iterator<Item = &dyn Engine> {
+        self.engines.iter().map(AsRef::as_ref)
+    }
+
+    pub(crate) fn failure(&self) -> Option<Arc<Failure>> {
+        self.failure.get().cloned()
+    }
+
+    pub(crate) fn group(&self) -> &Group {
+        &self.group
+    }
+
+    pub(crate) fn rank(&self) -> u32 {
+        self.group.rank().0
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
+        // What panics under it would be a defect of ours, and leaves a whole state.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn usable(&self) -> Result<(), CommError> {
+        self.failure.get().map_or(Ok(()), |failure| Err(CommError::Failed(Arc::clone(failure))))
+    }
+
+    pub(crate) fn first(&self) -> Result<&dyn Engine, CommError> {
+        let engine = self.engines.first().map(AsRef::as_ref);
+        engine.ok_or_else(|| CommError::NoEngine { reason: "there is none".to_owned() })
+    }
+
+    /// The engine that does all of these.
+    pub(crate) fn pick(&self, calls: &[(CollectiveOp, DType)]) -> Result<&dyn Engine, CommError> {
+        let does = |engine: &dyn Engine| calls.iter().all(|(op, dtype)| engine.does(*op, *dtype));
+        self.engines.iter().map(AsRef::as_ref).find(|engine| does(*engine)).ok_or_else(|| {
+            let what = calls.iter().map(|(op, dtype)| format!("{op} of {dtype}")).collect::<Vec<_>>();
+            let engines: Vec<_> = self.engines.iter().map(|engine| engine.kind().name()).collect();
+            CommError::Unsupported { what: what.join(" with "), engines: engines.join(", ") }
+        })
+    }
+
+    fn pick_for(&self, calls: &[CollectiveCall<'_>]) -> Result<&dyn Engine, CommError> {
+        let wanted: SmallVec<[_; 4]> = calls.iter().map(|call| (call.op(), call.dtype())).collect();
+        self.pick(&wanted)
+    }
+
+    pub(crate) fn enqueue(
+        self: &Arc<Self>,
+        calls: &[CollectiveCall<'_>],
+        queue: &Arc<dyn Queue>,
+    ) -> Result<Enqueued, CommError> {
+        self.usable()?;
+        self.check_queue(queue)?;
+        let Some(signature) = Signature::of(calls) else { return Ok(self.nothing(queue)) };
+        let engine = self.pick_for(calls)?;
+        let _comparing = self.compare(&signature)?;
+        self.put(queue, signature, Some(engine), |waits| engine.enqueue(calls, queue, waits))
+    }
+
+    /// A call without any part: it is over.
+    fn nothing(self: &Arc<Self>, queue: &Arc<dyn Queue>) -> Enqueued {
+        Enqueued { inner: Arc::clone(self), queue: queue.id(), ticket: 0 }
+    }
+
+    pub(crate) fn replay(
+        self: &Arc<Self>,
+        graph: &PreparedGraph,
+        queue: &Arc<dyn Queue>,
+    ) -> Result<Enqueued, CommError> {
+        self.usable()?;
+        self.check_queue(queue)?;
+        let signature = Signature::Replay { nodes: graph.ops().len() };
+        let _comparing = self.compare(&signature)?;
+        self.put(queue, signature, None, |waits| {
+            queue.submit(&Submission { waits, ops: &[Op::Replay(graph)], signals: &[] })?;
+            Ok(())
+        })
+    }
+
+    /// Puts something in a queue, in its place among all calls.
+    fn put(
+        self: &Arc<Self>,
+        queue: &Arc<dyn Queue>,
+        signature: Signature,
+        engine: Option<&dyn Engine>,
+        submit: impl FnOnce(&[SemaphorePoint]) -> Result<(), CommError>,
+    ) -> Result<Enqueued, CommError> {
+        let id = queue.id();
+        let mut state = self.lock();
+        state.lines.add(self.device.as_ref(), queue)?;
+        let called = state.next(&signature);
+        let needs_order = engine.is_none_or(Engine::needs_order);
+        let wait = if needs_order { state.lines.order(id)? } else { None };
+        // Before it is submitted: whoever looks for what hangs must find it.
+        self.flight.begin(called, signature, engine.map_or("graph", |engine| engine.kind().name()), Some(id));
+        if let Err(error) = submit(wait.as_slice()) {
+            self.flight.retract(called.ticket);
+            drop(state);
+            return Err(self.told(error));
+        }
+        state.take(called);
+        state.lines.note(id, called.ticket);
+        drop(state);
+        self.bell.calls();
+        Ok(Enqueued { inner: Arc::clone(self), queue: id, ticket: called.ticket })
+    }
+
+    /// Has calls done and waits for them.
+    pub(crate) fn run(
+        self: &Arc<Self>,
+        calls: &[CollectiveCall<'_>],
+        deadline: Deadline,
+    ) -> Result<(), CommError> {
+        self.usable()?;
+        let Some(signature) = Signature::of(calls) else { return Ok(()) };
+        let engine = self.pick_for(calls)?;
+        let _comparing = self.compare(&signature)?;
+        let (called, before) = {
+            let mut state = self.lock();
+            let before = state.lines.points()?;
+            let called = state.next(&signature);
+            state.take(called);
+            self.flight.begin(called, signature, engine.kind().name(), None);
+            (called, before)
+        };
+        let late = |error| self.told(unfinished(error, called.ticket, signature.text()));
+        let ready = before.iter().try_for_each(|point| point.wait(deadline)).map_err(late);
+        let outcome = match ready {
+            Ok(()) => engine.run(calls, deadline),
+            Err(error) => Some(Err(error)),
+        };
+        if let Some(outcome) = outcome {
+            self.flight.end(None, called.ticket);
+            return outcome.map_err(|error| self.told(error));
+        }
+        self.flight.retract(called.ticket);
+        let queue = self.own_queue()?;
+        self.put(&queue, signature, Some(engine), |waits| engine.enqueue(calls, &queue, waits))?
+            .wait(deadline)
+    }
+
+    pub(crate) fn nodes(&self, calls: &[CollectiveCall<'_>]) -> Result<SmallVec<[GraphOp; 1]>, CommError> {
+        self.usable()?;
+        let mut nodes = SmallVec::new();
+        if !calls.is_empty() {
+            self.pick_for(calls)?.with_ops(calls, &mut |ops| {
+                nodes.extend(ops.iter().map(|op| GraphOp::Op(OwnedOp::from(op))));
+                Ok(())
+            })?;
+        }
+        Ok(nodes)
+    }
+
+    fn check_queue(&self, queue: &Arc<dyn Queue>) -> Result<(), CommError> {
+        let (queue, device) = (queue.id(), self.device.info().id);
+        if queue.device == device { Ok(()) } else { Err(CommError::ForeignQueue { queue, device }) }
+    }
+
+    /// In validating mode, makes sure that all ranks make this call; the lock keeps later calls behind it.
+    fn compare(&self, signature: &Signature) -> Result<Option<MutexGuard<'_, ()>>, CommError> {
+        if !self.config.validate || !signature.is_for_all() {
+            return Ok(None);
+        }
+        let lock = self.comparing.lock().unwrap_or_else(PoisonError::into_inner);
+        let number = self.lock().numbers + 1;
+        let agreed =
+            self.group.agree("call of a communicator", signature.text().as_bytes(), self.config.timeout);
+        let what = match agreed {
+            Ok(()) => return Ok(Some(lock)),
+            Err(GroupError::Disagreement { ranks, values, .. }) => {
+                let texts = values.map(|value| String::from_utf8_lossy(&value).into_owned());
+                format!("rank {} called {}, rank {} called {}", ranks[0], texts[0], ranks[1], texts[1])
+            }
+            Err(error @ GroupError::Mismatch { .. }) => error.to_string(),
+            Err(error) => return Err(self.judge(error)),
+        };
+        Err(CommError::Failed(failed(CollectiveFailure::Mismatch { number, what })))
+    }
+
+    /// A queue of its own; another once that has failed.
+    fn own_queue(&self) -> Result<Arc<dyn Queue>, CommError> {
+        let mut own = self.own_queue.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(queue) = own.as_ref().filter(|queue| queue.failure().is_none()) {
+            return Ok(Arc::clone(queue));
+        }
+        Ok(Arc::clone(own.insert(self.device.create_queue(&QueueDesc::default())?)))
+    }
+
+    pub(crate) fn word(&self) -> Result<&BufferView, CommError> {
+        if let Some(word) = self.word.get() {
+            return Ok(word);
+        }
+        let word = self.device.allocate(&BufferDesc::device(4))?;
+        Ok(self.word.get_or_init(|| BufferView::whole(word)))
+    }
+
+    /// What an error of the group means for the communicator.
+    pub(crate) fn judge(&self, error: GroupError) -> CommError {
+        self.check_group();
+        self.told(CommError::from(error))
+    }
+
+    /// What is told of an error: where the communicator has failed, that is why.
+    pub(crate) fn told(&self, error: CommError) -> CommError {
+        self.check_group();
+        match &error {
+            CommError::Failed(failure) if is_of_one(failure) => return error,
+            CommError::Failed(failure) if matches!(**failure, Failure::Collective(_)) => {
+                self.fail(failure, true)
+            }
+            _ => {}
+        }
+        match (&error, self.failure.get()) {
+            (CommError::Failed(_) | CommError::Group(_), Some(failure)) => {
+                CommError::Failed(Arc::clone(failure))
+            }
+            _ => error,
+        }
+    }
+
+    /// Looks whether the group can go on.
+    pub(crate) fn check_group(&self) {
+        if self.failure.get().is_some() {
+            return;
+        }
+        let failure = match self.group.check() {
+            Ok(()) => return,
+            Err(GroupError::PeerLost { rank, how }) => {
+                CollectiveFailure::PeerLost { rank: rank.0, how: how.to_string() }
+            }
+            Err(GroupError::Aborted { by, reason }) => CollectiveFailure::Aborted { rank: by.0, reason },
+            Err(error) => CollectiveFailure::Aborted { rank: self.rank(), reason: error.to_string() },
+        };
+        self.fail(&failed(failure), false);
+    }
+
+    /// Looks how far queues have come.
+    pub(crate) fn look(&self) {
+        let looked = self.lock().lines.look(|news| self.flight.end(Some(news.queue), news.ticket));
+        if let Err(failure) = looked
+            && !is_of_one(&failure)
+        {
+            // The calls behind it will not be made here, and the others would wait for them.
+            self.fail(&failure, true);
+        }
+    }
+
+    /// Ends everything if a call has been under way for too long.
+    pub(crate) fn check_age(&self) {
+        let Some(oldest) = self.flight.oldest().filter(|oldest| oldest.age > self.config.timeout) else {
+            return;
+        };
+        let failure = CollectiveFailure::TimedOut {
+            number: oldest.ticket,
+            op: oldest.op,
+            after: oldest.age,
+            waiting: "the flight records tell which ranks had come to it".to_owned(),
+        };
+        self.fail(&failed(failure), true);
+    }
+
+    pub(crate) fn check_engines(&self) {
+        if self.failure.get().is_some() {
+            return;
+        }
+        if let Some(error) = self.engines.iter().find_map(|engine| engine.check().err()) {
+            let (rank, reason) = (self.rank(), error.to_string());
+            self.fail(&failed(CollectiveFailure::Aborted { rank, reason }), true);
+        }
+    }
+
+    pub(crate) fn is_busy(&self) -> bool {
+        self.failure.get().is_none() && !self.lock().lines.is_idle()
+    }
+
+    /// Ends every call here, and on the other ranks if they do not know yet. The first failure is the one that counts.
+    pub(crate) fn fail(&self, failure: &Arc<Failure>, tell: bool) {
+        if self.failure.set(Arc::clone(failure)).is_err() {
+            return;
+        }
+        tracing::warn!(rank = self.rank(), %failure, "a communicator failed");
+        if tell && let Err(error) = self.group.abort(&failure.to_string()) {
+            tracing::warn!(%error, "the other ranks were not told");
+        }
+        self.engines.iter().for_each(|engine| engine.abort(failure, Deadline::within(PARTING)));
+        if let Err(error) = self.flight.write(&self.record()) {
+            tracing::warn!(%error, "the flight record was not written");
+        }
+    }
+
+    pub(crate) fn record(&self) -> FlightRecord {
+        let health = self.group.health().unwrap_or_default();
+        let failure = self.failure.get();
+        // Whoever leaves because of a failure is none of its causes.
+        let is_cause = |rank: u32| match failure.map(AsRef::as_ref) {
+            Some(Failure::Collective(CollectiveFailure::PeerLost { rank: lost, .. })) => *lost == rank,
+            _ => false,
+        };
+        let is_dead = |health: Health| matches!(health, Health::Lost(loss) if loss != Loss::Left);
+        let lost = (0..).zip(health).filter(|(rank, health)| is_cause(*rank) || is_dead(*health));
+        FlightRecord {
+            rank: self.rank(),
+            size: self.group.size(),
+            device: self.device.info().id.to_string(),
+            failure: failure.map(|failure| failure.to_string()),
+            lost: lost.map(|(rank, _)| rank).collect(),
+            calls: self.flight.calls(),
+        }
+    }
+
+    /// How this rank joins the group of its colour.
+    pub(crate) fn part(
+        &self,
+        color: Option<u32>,
+        key: i32,
+        deadline: Deadline,
+    ) -> Result<Option<(Rendezvous, JoinConfig)>, CommError> {
+        let own = self.group.rank();
+        let wish = postcard::to_allocvec(&(color, key)).unwrap_or_default();
+        let wishes = self.group.all_gather("colours of a split", &wish, deadline)?;
+        let mut peers: Vec<(i32, Rank)> = Rank::all(self.group.size())
+            .zip(&wishes)
+            .filter_map(|(rank, wish)| {
+                let (other, key): (Option<u32>, i32) = postcard::from_bytes(wish).ok()?;
+                (color.is_some() && other == color).then_some((key, rank))
+            })
+            .collect();
+        peers.sort_unstable();
+        let leads = peers.first().is_some_and(|(_, rank)| *rank == own);
+        let host = leads.then(|| Host::new(&self.bind())).transpose()?;
+        let id = host.as_ref().map(|host| host.id().as_bytes().to_vec()).unwrap_or_default();
+        let ids = self.group.all_gather("ids of a split", &id, deadline)?;
+        let (Some((_, leader)), Some(place)) =
+            (peers.first(), peers.iter().position(|(_, rank)| *rank == own))
+        else {
+            return Ok(None);
+        };
+        let rendezvous = match host {
+            Some(host) => Rendezvous::Hosting(host),
+            None => {
+                let id = ids.get(leader.index()).map(Vec::as_slice).unwrap_or_default();
+                let id = warpweft_bootstrap::UniqueId::from_bytes(id);
+                let wrong = |error: warpweft_bootstrap::ParseUniqueIdError| CommError::NoEngine {
+                    reason: format!("rank {leader} made no id: {error}"),
+                };
+                Rendezvous::Id(id.map_err(wrong)?)
+            }
+        };
+        let config = JoinConfig::new(Rank(to_u32(place)), to_u32(peers.len()));
+        Ok(Some((rendezvous, JoinConfig { bind: self.bind(), ..config })))
+    }
+
+    /// Where a new group listens: as this one does.
+    fn bind(&self) -> Bind {
+        self.group.bind().clone()
+    }
+}
+
+/// Whether a failure ends one call and not the communicator, since all ranks were told that they called different
+/// things.
+const fn is_of_one(failure: &Failure) -> bool {
+    matches!(failure, Failure::Collective(CollectiveFailure::Mismatch { .. }))
+}
+
+pub(crate) fn failed(failure: CollectiveFailure) -> Arc<Failure> {
+    Arc::new(failure.into())
+}
+
+pub(crate) fn count<T>(things: impl Iterator<Item = T>) -> u32 {
+    to_u32(things.count())
+}
+
+/// Groups have fewer members than this holds.
+fn to_u32(number: usize) -> u32 {
+    u32::try_from(number).unwrap_or(u32::MAX)
+}
+
+impl fmt::Debug for Inner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Communicator")
+            .field("group", &self.group)
+            .field("device", &self.device.info().id)
+            .field("engines", &self.engines)
+            .field("failure", &self.failure.get())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,7 @@
+//! Communicators over host devices, in threads.
+
+mod calls;
+mod failures;
+mod groups;
+mod orders;
+mod rig;

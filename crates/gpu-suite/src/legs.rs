@@ -65,6 +65,8 @@ fn all(wish: &Wish<'_>) -> Vec<Leg> {
         leg("fault", 180, "fault"),
         leg("nccl", 400, "nccl"),
         leg("nccl calls", 120, "bench nccl"),
+        leg("collectives", 120, "collectives"),
+        leg("collectives beside nccl", 120, "bench collectives"),
         leg("discovery", 60, "bench discovery"),
         leg("submission", 180, "bench submission"),
         leg("residents", 180, "bench resident"),

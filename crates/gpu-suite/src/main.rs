@@ -7,6 +7,7 @@ mod adapter;
 mod bench;
 mod checks;
 mod child;
+mod collectives;
 mod forked;
 mod kernels;
 mod legs;
@@ -52,6 +53,12 @@ enum Command {
         #[arg(default_value = "")]
         words: String,
     },
+    /// Collectives as operations of submissions, with a rank for each GPU.
+    Collectives {
+        /// Words in the names of checks to run.
+        #[arg(default_value = "")]
+        words: String,
+    },
     /// What becomes of devices and processes when something goes wrong for good.
     Fault,
     /// Measures beside the driver's own calls.
@@ -92,6 +99,7 @@ fn main() -> ExitCode {
         }
         Command::Checks => rig::bounded(|| checks::run(&rig::Rig::open()?)),
         Command::Nccl { words } => rig::bounded(|| nccl::run(&words)),
+        Command::Collectives { words } => rig::bounded(|| collectives::run(&words)),
         Command::Fault => rig::bounded(|| checks::fault(&rig::Rig::open()?)),
         Command::Bench { part } => rig::bounded(|| bench::run(part)),
         Command::Child { role } => rig::bounded(|| child::play(&role)),

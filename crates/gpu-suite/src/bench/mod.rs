@@ -15,7 +15,7 @@ mod vulkan;
 use anyhow::Result;
 use clap::ValueEnum;
 
-use crate::{nccl, rig::Rig};
+use crate::{collectives, nccl, rig::Rig};
 
 /// What is measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -30,6 +30,8 @@ pub(crate) enum Part {
     Discovery,
     /// What a call of `nccl-rs` costs the host.
     Nccl,
+    /// What collectives cost the host and the devices, beside NCCL alone.
+    Collectives,
     /// Bandwidth as `measure` reports it, beside raw copies.
     Pairs,
     /// A Vulkan device: copies, fills, dispatches and swaps of kernels beside the raw calls.
@@ -40,6 +42,7 @@ pub(crate) fn run(part: Part) -> Result<()> {
     match part {
         Part::Discovery => return discovery::run(),
         Part::Nccl => return nccl::bench(),
+        Part::Collectives => return collectives::bench(),
         Part::Vulkan => return vulkan::run(),
         _ => {}
     }
@@ -50,6 +53,6 @@ pub(crate) fn run(part: Part) -> Result<()> {
         Part::Resident => resident::run(&rig),
         Part::RoundTrip => round_trip::run(&rig),
         Part::Pairs => pairs::run(&rig),
-        Part::Discovery | Part::Nccl | Part::Vulkan => Ok(()),
+        Part::Discovery | Part::Nccl | Part::Collectives | Part::Vulkan => Ok(()),
     }
 }

@@ -1,0 +1,395 @@
+//! What a call costs the host, and how long it takes the device, beside NCCL alone; in rounds that alternate.
+
+use std::{
+    ffi::{c_int, c_void},
+    sync::{Arc, Barrier},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, ensure};
+use cudarc::driver::{CudaContext, CudaStream, result::event, sys};
+use libloading::Library;
+use nccl_rs::{
+    Communicator, CommunicatorConfig, CommunicatorDesc, DataType, Dst, Nccl, Src, Stream, UniqueId,
+};
+use serde_json::json;
+use warpweft_cli::measure::Bar;
+use warpweft_core_types::{
+    BufferDesc, BufferView, CollectiveCall, CollectiveGroup, CollectiveOp, DType, Op, ReduceOp, Submission,
+};
+
+use super::{Rank, Ranks};
+use crate::{
+    bench::{
+        alloc,
+        samples::{Samples, judge, timed},
+    },
+    rig::{LIMIT, report, say},
+};
+
+/// Calls of a round of the first part: fewer than a stream takes before it makes its caller wait.
+const CALLS: u32 = 50;
+const ROUNDS: usize = 301;
+const WARM_UP: usize = 20;
+
+/// Rounds of each size of the second part.
+const SIZE_ROUNDS: usize = 21;
+const SIZE_WARM_UP: usize = 3;
+
+/// The largest, and what each is more than the one before.
+const LARGEST: u64 = 1 << 30;
+const STEP: u64 = 4;
+
+/// What our throughput may be of NCCL's alone at the least.
+const LEAST: f64 = 0.98;
+
+const SUM: CollectiveOp = CollectiveOp::AllReduce(ReduceOp::Sum);
+
+/// `ncclAllReduce`.
+type AllReduce =
+    unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, c_int, *mut c_void, *mut c_void) -> c_int;
+
+/// NCCL without this project's types above `nccl-rs`, in a stream of its own.
+struct Alone {
+    comm: Communicator,
+    stream: Arc<CudaStream>,
+    all_reduce: AllReduce,
+}
+
+/// A rank both ways, with memory that both use.
+struct Both<'a> {
+    rank: &'a Rank<'a>,
+    alone: Alone,
+    /// The stream of our queue.
+    queue: sys::CUstream,
+    src: BufferView,
+    dst: BufferView,
+    marks: [sys::CUevent; 2],
+    barrier: &'a Barrier,
+}
+
+/// What a rank found.
+struct Found {
+    host: [Samples; 2],
+    allocations: u64,
+    sizes: Vec<SizeFound>,
+}
+
+struct SizeFound {
+    op: CollectiveOp,
+    bytes: u64,
+    ours: Samples,
+    alone: Samples,
+    /// Our throughput by NCCL's: the median, and what it lies between with 95 %.
+    ratio: [f64; 3],
+}
+
+pub(crate) fn run() -> Result<()> {
+    let ranks = Ranks::open()?;
+    let nccl = Nccl::load()?;
+    let (id, barrier) = (nccl.unique_id()?, Barrier::new(ranks.rig.devices.len()));
+    let found = ranks.each(|rank| {
+        let both = Both::new(rank, &nccl, id, &barrier)?;
+        let (host, allocations) = both.host()?;
+        let sizes = both.sizes()?;
+        Ok(Found { host, allocations, sizes })
+    })?;
+    let size = ranks.size();
+    let first = found.into_iter().next().context("there is a rank")?;
+    tell_host(&first, size);
+    tell_sizes(&first.sizes, size);
+    Ok(())
+}
+
+fn tell_host(found: &Found, size: u32) {
+    let title = format!("a submission of one all_reduce of 8 bytes, {size} ranks");
+    let [ours, alone] = &found.host;
+    for (what, samples) in [("ours", ours), ("NCCL alone", alone)] {
+        report(&json!({"timing": title, "what": what, "time": samples.json()}));
+        say(&format!("{title:<60} {what:<11} {}", samples.words()));
+    }
+    judge(&ours.beyond(alone).at_most(format!("{title}: more than the raw call"), 0.3));
+    let calls = ROUNDS * CALLS as usize;
+    let allocations = f64::from(u32::try_from(found.allocations).unwrap_or(u32::MAX));
+    judge(&Bar::at_most(format!("{title}: allocations of {calls}"), allocations, 0.0, ""));
+}
+
+fn tell_sizes(sizes: &[SizeFound], size: u32) {
+    for found in sizes {
+        let SizeFound { op, bytes, ours, alone, ratio: [low, median, high] } = found;
+        report(&json!({"collective": op.name(), "ranks": size, "bytes": bytes, "ours": ours.json(),
+            "alone": alone.json(), "ratio": {"p50": median, "low": low, "high": high}}));
+        say(&format!(
+            "{:<15} {bytes:>11} B  ours {:>10.2} us, p99 {:>10.2}  alone {:>10.2}, p99 {:>10.2}  {median:.3} \
+             ({low:.3} to {high:.3})",
+            op.name(),
+            ours.median(),
+            ours.p99(),
+            alone.median(),
+            alone.p99()
+        ));
+    }
+    for op in operations() {
+        let of_op = sizes.iter().filter(|found| found.op.name() == op.name());
+        let Some(worst) = of_op.min_by(|one, other| one.ratio[2].total_cmp(&other.ratio[2])) else {
+            continue;
+        };
+        let what = format!(
+            "{} on {size} ranks: throughput by NCCL's alone, at worst ({} B), with 95 % at most",
+            op.name(),
+            worst.bytes
+        );
+        judge(&Bar::at_least(what, worst.ratio[2], LEAST, ""));
+    }
+}
+
+fn operations() -> [CollectiveOp; 6] {
+    [
+        SUM,
+        CollectiveOp::ReduceScatter(ReduceOp::Sum),
+        CollectiveOp::AllGather,
+        CollectiveOp::Broadcast { root: 0 },
+        CollectiveOp::Reduce { op: ReduceOp::Sum, root: 0 },
+        CollectiveOp::AllToAll,
+    ]
+}
+
+impl<'a> Both<'a> {
+    fn new(rank: &'a Rank<'a>, nccl: &Nccl, id: UniqueId, barrier: &'a Barrier) -> Result<Self> {
+        // Current on this thread from here on.
+        let context = CudaContext::new(rank.rank() as usize)?;
+        let config = CommunicatorConfig::new().blocking(true).patience(LIMIT * 3);
+        let desc = CommunicatorDesc::new(id, rank.rank(), rank.size()).device(rank.rank()).config(config);
+        let comm = Communicator::init(nccl, &desc)?;
+        let alone = Alone { comm, stream: context.new_stream()?, all_reduce: all_reduce(nccl)? };
+        context.bind_to_thread()?;
+        let interop = rank.bench.device.interop().context("interop")?;
+        let handle = interop.queue_handle(rank.bench.queue.as_ref())?.value;
+        let queue = std::ptr::with_exposed_provenance_mut(usize::try_from(handle)?);
+        let memory = || rank.bench.allocate(BufferDesc::device(LARGEST));
+        let mark = || event::create(sys::CUevent_flags::CU_EVENT_DEFAULT);
+        let marks = [mark()?, mark()?];
+        Ok(Self { rank, alone, queue, src: memory()?, dst: memory()?, marks, barrier })
+    }
+
+    /// The cost of a call to the host.
+    #[expect(unsafe_code, reason = "calls the library")]
+    fn host(&self) -> Result<([Samples; 2], u64)> {
+        /// `ncclFloat32` and `ncclSum`.
+        const F32_SUM: (c_int, c_int) = (7, 0);
+        let view = self.src.slice(0..8)?;
+        let calls = [self.rank.call(SUM, DType::F32, Some(&view), Some(&view))?];
+        let ops = [Op::Collective(CollectiveGroup::new(&self.rank.comm, &calls))];
+        let submission = Submission { ops: &ops, ..Submission::default() };
+        let (address, handle) = (self.address(&view)?, self.alone.comm.as_raw());
+        let (queue, stream) = (&self.rank.bench.queue, self.alone.stream.cu_stream().cast());
+        let (mut host, mut allocations) = ([Samples::default(), Samples::default()], 0);
+        for round in 0..ROUNDS + WARM_UP {
+            let before = alloc::count_here();
+            let ours = timed(|| {
+                for _ in 0..CALLS {
+                    queue.submit(&submission)?;
+                }
+                Ok(())
+            })?;
+            let allocated = alloc::count_here() - before;
+            self.rank.bench.run(&[])?;
+            let theirs = timed(|| {
+                for _ in 0..CALLS {
+                    // SAFETY: two numbers of memory that lives until the stream was waited for; the communicator is this
+                    // thread's.
+                    let code = unsafe {
+                        (self.alone.all_reduce)(address, address, 2, F32_SUM.0, F32_SUM.1, handle, stream)
+                    };
+                    ensure!(code == 0, "the raw call returned {code}");
+                }
+                Ok(())
+            })?;
+            self.wait(self.alone.stream.cu_stream())?;
+            if round >= WARM_UP {
+                host[0].add(ours / CALLS);
+                host[1].add(theirs / CALLS);
+                allocations += allocated;
+            }
+        }
+        Ok((host, allocations))
+    }
+
+    fn sizes(&self) -> Result<Vec<SizeFound>> {
+        let mut sizes: Vec<u64> = std::iter::successors(Some(8_u64), |size| size.checked_mul(STEP))
+            .take_while(|size| *size < LARGEST)
+            .collect();
+        sizes.push(LARGEST);
+        let mut all = Vec::new();
+        for op in operations() {
+            for bytes in &sizes {
+                all.push(self.size(op, *bytes)?);
+            }
+        }
+        Ok(all)
+    }
+
+    /// One operation of one size: of its larger operand.
+    fn size(&self, op: CollectiveOp, bytes: u64) -> Result<SizeFound> {
+        let ranks = u64::from(self.rank.size());
+        let part = (bytes / ranks / 4).max(1) * 4;
+        let whole = part * ranks;
+        let (gives, gets) = match op {
+            CollectiveOp::ReduceScatter(_) => (Some(whole), Some(part)),
+            CollectiveOp::AllGather => (Some(part), Some(whole)),
+            CollectiveOp::Broadcast { root } => ((root == self.rank.rank()).then_some(whole), Some(whole)),
+            CollectiveOp::Reduce { root, .. } => (Some(whole), (root == self.rank.rank()).then_some(whole)),
+            _ => (Some(whole), Some(whole)),
+        };
+        let src = gives.map(|size| self.src.slice(0..size)).transpose()?;
+        let dst = gets.map(|size| self.dst.slice(0..size)).transpose()?;
+        let call = self.rank.call(op, DType::F32, src.as_ref(), dst.as_ref())?;
+        let calls = if bytes <= 1 << 20 { 20 } else { 2 };
+        let (mut ours, mut alone, mut ratios) = (Samples::default(), Samples::default(), Vec::new());
+        for round in 0..SIZE_ROUNDS + SIZE_WARM_UP {
+            let own = || self.own(&call, calls);
+            let raw = || self.raw(&call, calls);
+            // Each goes first as often as second.
+            let (own, raw) = if round % 2 == 0 {
+                let own = own()?;
+                (own, raw()?)
+            } else {
+                let raw = raw()?;
+                (own()?, raw)
+            };
+            if round >= SIZE_WARM_UP {
+                ours.add(own);
+                alone.add(raw);
+                ratios.push(raw.as_secs_f64() / own.as_secs_f64());
+            }
+        }
+        Ok(SizeFound { op, bytes: whole, ours, alone, ratio: interval(&mut ratios) })
+    }
+
+    fn own(&self, call: &CollectiveCall<'_>, calls: u32) -> Result<Duration> {
+        let ops = [Op::Collective(CollectiveGroup::new(&self.rank.comm, std::slice::from_ref(call)))];
+        let submission = Submission { ops: &ops, ..Submission::default() };
+        let queue = &self.rank.bench.queue;
+        self.on_device(self.queue, calls, || {
+            queue.submit(&submission)?;
+            Ok(())
+        })
+    }
+
+    #[expect(unsafe_code, reason = "vouches for memory")]
+    fn raw(&self, call: &CollectiveCall<'_>, calls: u32) -> Result<Duration> {
+        let comm = &self.alone.comm;
+        let stream = Stream::from(&*self.alone.stream);
+        let place = |view: Option<&BufferView>| {
+            view.map(|view| anyhow::Ok((self.address(view)?, usize::try_from(view.size() / 4)?))).transpose()
+        };
+        let (src, dst) = (place(call.src())?, place(call.dst())?);
+        // SAFETY: both are parts of memory that lives until the stream was waited for, and nobody else uses it meanwhile.
+        let src = src.map(|(address, count)| unsafe { Src::new(address, count, DataType::F32) });
+        // SAFETY: as above.
+        let mut dst = dst.map(|(address, count)| unsafe { Dst::new(address, count, DataType::F32) });
+        let sum = nccl_rs::ReduceOp::Sum;
+        self.on_device(self.alone.stream.cu_stream(), calls, || {
+            match (call.op(), src.as_ref(), dst.as_mut()) {
+                (CollectiveOp::AllReduce(_), Some(src), Some(dst)) => comm.all_reduce(src, dst, sum, &stream),
+                (CollectiveOp::ReduceScatter(_), Some(src), Some(dst)) => {
+                    comm.reduce_scatter(src, dst, sum, &stream)
+                }
+                (CollectiveOp::AllGather, Some(src), Some(dst)) => comm.all_gather(src, dst, &stream),
+                (CollectiveOp::Broadcast { root }, src, Some(dst)) => comm.broadcast(src, dst, root, &stream),
+                (CollectiveOp::Reduce { root, .. }, Some(src), dst) => {
+                    comm.reduce(src, dst, sum, root, &stream)
+                }
+                (_, Some(src), Some(dst)) => comm.all_to_all(src, dst, &stream),
+                _ => anyhow::bail!("an operand is missing"),
+            }?;
+            Ok(())
+        })
+    }
+
+    /// How long each of some calls takes the device, once all ranks are there.
+    #[expect(unsafe_code, reason = "calls the driver")]
+    fn on_device(
+        &self,
+        stream: sys::CUstream,
+        calls: u32,
+        mut call: impl FnMut() -> Result<()>,
+    ) -> Result<Duration> {
+        let [start, end] = self.marks;
+        self.barrier.wait();
+        // One that is not counted brings the ranks together on the devices.
+        call()?;
+        // SAFETY: event and stream are live and of the context that is current.
+        unsafe { event::record(start, stream) }?;
+        for _ in 0..calls {
+            call()?;
+        }
+        // SAFETY: as above.
+        unsafe { event::record(end, stream) }?;
+        self.wait_for(end)?;
+        // SAFETY: both were recorded and are over.
+        let ms = unsafe { event::elapsed(start, end) }?;
+        Ok(Duration::from_secs_f64(f64::from(ms) / 1e3 / f64::from(calls)))
+    }
+
+    #[expect(unsafe_code, reason = "calls the driver")]
+    fn wait(&self, stream: sys::CUstream) -> Result<()> {
+        // SAFETY: event and stream are live and of the context that is current.
+        unsafe { event::record(self.marks[1], stream) }?;
+        self.wait_for(self.marks[1])
+    }
+
+    #[expect(unsafe_code, reason = "calls the driver")]
+    fn wait_for(&self, mark: sys::CUevent) -> Result<()> {
+        let start = Instant::now();
+        loop {
+            // SAFETY: the event is live.
+            match unsafe { event::query(mark) } {
+                Ok(()) => return Ok(()),
+                Err(error) if error.0 == sys::CUresult::CUDA_ERROR_NOT_READY => {}
+                Err(error) => return Err(error.into()),
+            }
+            ensure!(start.elapsed() < LIMIT, "the stream did not end");
+        }
+    }
+
+    fn address(&self, view: &BufferView) -> Result<*mut c_void> {
+        let base = view.buffer().unified_address().context("it has an address")?;
+        Ok(std::ptr::without_provenance_mut(usize::try_from(base + view.offset())?))
+    }
+}
+
+/// The library's function, of whatever file it is.
+#[expect(unsafe_code, reason = "gives a function its type")]
+fn all_reduce(nccl: &Nccl) -> Result<AllReduce> {
+    // SAFETY: the library is loaded already.
+    let library = unsafe { Library::new(nccl.path()) }?;
+    // SAFETY: `nccl.h` declares it so.
+    let all_reduce = *unsafe { library.get::<AllReduce>("ncclAllReduce") }?;
+    // The function is used as long as the process lives.
+    std::mem::forget(library);
+    Ok(all_reduce)
+}
+
+/// The median of ratios, and what it lies between with 95 %: by their ranks, whatever their distribution.
+fn interval(ratios: &mut [f64]) -> [f64; 3] {
+    ratios.sort_by(f64::total_cmp);
+    let count = f64::from(u32::try_from(ratios.len()).unwrap_or(u32::MAX));
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "an index")]
+    let low = (count / 2.0 - 0.98 * count.sqrt()).floor().max(0.0) as usize;
+    let at = |index: usize| ratios.get(index).copied().unwrap_or(f64::NAN);
+    [at(low), at(ratios.len() / 2), at(ratios.len().saturating_sub(low + 1))]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_interval_of_a_median_goes_by_ranks() {
+        let mut ratios: Vec<f64> = (1..=21).rev().map(f64::from).collect();
+        assert_eq!(interval(&mut ratios), [7.0, 11.0, 15.0]);
+        let mut few = [1.0, 2.0, 3.0];
+        assert_eq!(interval(&mut few), [1.0, 2.0, 3.0]);
+    }
+}

@@ -20,7 +20,8 @@ use crate::{
 /// Any thread may use it. What is enqueued in which order has to be the same on all ranks; sends and receives only have
 /// to be in order between the two.
 ///
-/// Dropping it leaves the group, which the other ranks see.
+/// Dropping it leaves the group. Calls that the others have under way may still end, for half a second; what comes after
+/// fails on them.
 pub struct Communicator {
     /// Before the rest, which it watches.
     _keeper: Keeper,
@@ -377,8 +378,7 @@ impl Communicator {
 
     /// Whether calls can succeed: no rank is lost and nobody has aborted.
     pub fn is_healthy(&self) -> bool {
-        self.inner.check_group();
-        self.inner.failure().is_none()
+        self.inner.is_healthy()
     }
 
     /// Ends every call on every rank, under way or later.

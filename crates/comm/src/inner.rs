@@ -3,7 +3,7 @@
 use std::{
     fmt,
     sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use smallvec::SmallVec;
@@ -23,6 +23,9 @@ use crate::{
     lines::Lines,
 };
 
+/// Who leaves has nothing more to do with calls that it has ended, and others may still be at them for so long.
+const GRACE: Duration = Duration::from_millis(500);
+
 /// How long an engine may take to end what is under way.
 const PARTING: Duration = Duration::from_secs(2);
 
@@ -37,6 +40,8 @@ pub(crate) struct Inner {
     /// In validating mode, calls of several threads are compared one after the other.
     comparing: Mutex<()>,
     failure: OnceLock<Arc<Failure>>,
+    /// When a rank was found to have left of its own accord, and how that is told.
+    left: OnceLock<(Instant, CollectiveFailure)>,
     /// For calls that are waited for on the spot and need a queue.
     own_queue: Mutex<Option<Arc<dyn Queue>>>,
     /// What barriers of queues reduce.
@@ -83,6 +88,7 @@ impl Inner {
             state: Mutex::default(),
             comparing: Mutex::default(),
             failure: OnceLock::new(),
+            left: OnceLock::new(),
             own_queue: Mutex::default(),
             word: OnceLock::new(),
             bell: Arc::default(),
@@ -119,6 +125,12 @@ impl Inner {
     }
 
     pub(crate) fn usable(&self) -> Result<(), CommError> {
+        if self.failure.get().is_none()
+            && let Some((_, left)) = self.left.get()
+        {
+            // It would wait for whoever has left.
+            self.fail(&failed(left.clone()), false);
+        }
         self.failure.get().map_or(Ok(()), |failure| Err(CommError::Failed(Arc::clone(failure))))
     }
 
@@ -316,6 +328,13 @@ impl Inner {
         }
     }
 
+    /// Whether no rank is lost or has aborted.
+    pub(crate) fn is_healthy(&self) -> bool {
+        let is_whole = self.group.check().is_ok();
+        self.check_group();
+        is_whole && self.failure.get().is_none()
+    }
+
     /// Looks whether the group can go on.
     pub(crate) fn check_group(&self) {
         if self.failure.get().is_some() {
@@ -324,7 +343,12 @@ impl Inner {
         let failure = match self.group.check() {
             Ok(()) => return,
             Err(GroupError::PeerLost { rank, how }) => {
-                CollectiveFailure::PeerLost { rank: rank.0, how: how.to_string() }
+                let lost = CollectiveFailure::PeerLost { rank: rank.0, how: how.to_string() };
+                let (since, _) = self.left.get_or_init(|| (Instant::now(), lost.clone()));
+                if how == Loss::Left && (since.elapsed() < GRACE || !self.is_busy()) {
+                    return;
+                }
+                lost
             }
             Err(GroupError::Aborted { by, reason }) => CollectiveFailure::Aborted { rank: by.0, reason },
             Err(error) => CollectiveFailure::Aborted { rank: self.rank(), reason: error.to_string() },

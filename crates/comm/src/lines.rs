@@ -25,6 +25,8 @@ struct Line {
     last: u64,
     /// The last call that is known to be over.
     over: u64,
+    /// The last call that was told to be over.
+    told: u64,
 }
 
 /// All queues of a communicator.
@@ -59,13 +61,12 @@ impl Line {
         Ok(point)
     }
 
-    /// Looks which marks were reached; the call up to which everything is over, if that is news.
-    fn look(&mut self) -> Result<Option<u64>, Arc<Failure>> {
+    /// Looks which marks were reached.
+    fn look(&mut self) -> Result<(), Arc<Failure>> {
         let failure = self.semaphore.failure();
         let value = self.semaphore.value();
         let reached = self.pending.iter().filter(|(mark, _)| *mark <= value).count();
-        let news = self.pending.drain(..reached).next_back().map(|(_, ticket)| ticket);
-        if let Some(ticket) = news {
+        if let Some((_, ticket)) = self.pending.drain(..reached).next_back() {
             self.over = ticket;
         }
         match failure {
@@ -75,7 +76,7 @@ impl Line {
                 self.pending.clear();
                 Err(failure)
             }
-            _ => Ok(news),
+            _ => Ok(()),
         }
     }
 }
@@ -97,10 +98,19 @@ impl Lines {
             return Ok(());
         }
         // Queues that nobody else has any more get no more calls.
-        self.lines.retain(|line| !line.is_idle() || Arc::strong_count(&line.queue) > 1);
+        let is_done = |line: &Line| line.is_idle() && line.told == line.over;
+        self.lines.retain(|line| !is_done(line) || Arc::strong_count(&line.queue) > 1);
         let semaphore = device.create_semaphore(0)?;
         let queue = Arc::clone(queue);
-        self.lines.push(Line { queue, semaphore, marks: 0, pending: SmallVec::new(), last: 0, over: 0 });
+        self.lines.push(Line {
+            queue,
+            semaphore,
+            marks: 0,
+            pending: SmallVec::new(),
+            last: 0,
+            over: 0,
+            told: 0,
+        });
         Ok(())
     }
 
@@ -133,9 +143,11 @@ impl Lines {
 
     /// Looks how far all queues have come, and has those tell that have more to do.
     pub(crate) fn look(&mut self, mut news: impl FnMut(Progress)) -> Result<(), Arc<Failure>> {
-        for line in self.lines.iter_mut().filter(|line| !line.is_idle()) {
-            if let Some(ticket) = line.look()? {
-                news(Progress { queue: line.queue.id(), ticket });
+        for line in self.lines.iter_mut().filter(|line| !line.is_idle() || line.told < line.over) {
+            line.look()?;
+            if line.told < line.over {
+                line.told = line.over;
+                news(Progress { queue: line.queue.id(), ticket: line.over });
             }
             if !line.is_idle()
                 && line.pending.is_empty()

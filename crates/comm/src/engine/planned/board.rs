@@ -111,20 +111,26 @@ impl Board {
         Ok(())
     }
 
-    /// A rank is gone, so that no round with it can be complete.
+    /// A rank is gone: rounds wait for it in vain, and so do those that exchange something with it.
     pub(crate) fn leave(&self, rank: u32) {
         let how = "it dropped its communicator".to_owned();
-        self.fail(&Arc::new(CollectiveFailure::PeerLost { rank, how }.into()));
+        let failure = Arc::new(CollectiveFailure::PeerLost { rank, how }.into());
+        self.end(&failure, |(from, to)| from == rank || to == rank);
     }
 
     /// Fails what waits for calls of others, and what comes later.
     pub(crate) fn fail(&self, failure: &Arc<Failure>) {
+        self.end(failure, |_| true);
+    }
+
+    /// Ends all rounds, and exchanges between these ranks.
+    fn end(&self, failure: &Arc<Failure>, ends: impl Fn((u32, u32)) -> bool) {
         let mut state = self.lock();
         let failure = Arc::clone(state.failure.get_or_insert_with(|| Arc::clone(failure)));
-        let rounds = std::mem::take(&mut state.rounds).into_values().flatten().flatten();
-        let sends = std::mem::take(&mut state.sends).into_values().flatten();
-        let recvs = std::mem::take(&mut state.recvs).into_values().flatten();
-        let waiting: Vec<Posted> = rounds.chain(sends).chain(recvs).collect();
+        let State { rounds, sends, recvs, .. } = &mut *state;
+        let pairs = [sends, recvs].into_iter().flat_map(|pairs| pairs.extract_if(|pair, _| ends(*pair)));
+        let mut waiting: Vec<Posted> = pairs.flat_map(|(_, posted)| posted).collect();
+        waiting.extend(std::mem::take(rounds).into_values().flatten().flatten());
         drop(state);
         // Outside the lock: failing a gate wakes others.
         waiting.iter().for_each(|posted| posted.post.gate.fail(&failure));

@@ -36,6 +36,8 @@ pub(crate) enum Command {
     Topo(Topo),
     /// Say what is there, what is missing, and how to get it.
     Doctor(Doctor),
+    /// Say who is to blame for a communicator that failed.
+    Flight(Flight),
     /// Start the processes of one job, watch them, and gather their output.
     Launch(crate::launch::Launch),
     /// Become one of these processes.
@@ -297,6 +299,28 @@ pub(crate) struct Topo {
     /// Write everything that is known, to be imported again.
     #[arg(long, value_name = "FILE")]
     pub(crate) save: Option<PathBuf>,
+}
+
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "\
+A communicator whose configuration names a folder writes a file for each rank there when it fails: its last
+calls, and which of them were over. This compares them.
+
+Exit code: 0, or 1 if somebody is to blame.
+
+Examples:
+  warpweft flight records/
+  warpweft flight records/ --last 50
+  warpweft flight records/ --json")]
+pub(crate) struct Flight {
+    /// The folder with the records.
+    pub(crate) folder: PathBuf,
+    /// Calls of each rank to show.
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    pub(crate) last: usize,
+    /// Print one JSON object.
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 #[derive(Debug, ClapArgs)]

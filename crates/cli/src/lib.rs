@@ -8,6 +8,7 @@
 mod args;
 mod demo;
 mod doctor;
+mod flight;
 #[cfg(any(feature = "cuda", feature = "vulkan"))]
 mod floor;
 #[cfg(not(any(feature = "cuda", feature = "vulkan")))]
@@ -43,6 +44,7 @@ pub fn run_with(arguments: impl IntoIterator<Item = impl Into<OsString> + Clone>
         args::Command::Perf(perf) => perf::run(perf),
         args::Command::Topo(topo) => topo::run(topo),
         args::Command::Doctor(doctor) => doctor::run(doctor),
+        args::Command::Flight(flight) => flight::run(flight),
         args::Command::Launch(launch) => launch::run(launch),
         args::Command::Rank(rank) => launch::become_rank(rank),
     };

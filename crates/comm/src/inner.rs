@@ -159,10 +159,10 @@ impl Inner {
         calls: &[CollectiveCall<'_>],
         queue: &Arc<dyn Queue>,
     ) -> Result<Enqueued, CommError> {
-        self.usable()?;
         self.check_queue(queue)?;
         let Some(signature) = Signature::of(calls) else { return Ok(self.nothing(queue)) };
         let engine = self.pick_for(calls)?;
+        self.usable()?;
         let _comparing = self.compare(&signature)?;
         self.put(queue, signature, Some(engine), |waits| engine.enqueue(calls, queue, waits))
     }
@@ -221,9 +221,9 @@ impl Inner {
         calls: &[CollectiveCall<'_>],
         deadline: Deadline,
     ) -> Result<(), CommError> {
-        self.usable()?;
         let Some(signature) = Signature::of(calls) else { return Ok(()) };
         let engine = self.pick_for(calls)?;
+        self.usable()?;
         let _comparing = self.compare(&signature)?;
         let (called, before) = {
             let mut state = self.lock();
@@ -250,10 +250,11 @@ impl Inner {
     }
 
     pub(crate) fn nodes(&self, calls: &[CollectiveCall<'_>]) -> Result<SmallVec<[GraphOp; 1]>, CommError> {
-        self.usable()?;
         let mut nodes = SmallVec::new();
         if !calls.is_empty() {
-            self.pick_for(calls)?.with_ops(calls, &mut |ops| {
+            let engine = self.pick_for(calls)?;
+            self.usable()?;
+            engine.with_ops(calls, &mut |ops| {
                 nodes.extend(ops.iter().map(|op| GraphOp::Op(OwnedOp::from(op))));
                 Ok(())
             })?;

@@ -27,7 +27,7 @@ pub(crate) struct Args {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Find devices, run a kernel on each, move the results between all pairs, check every byte.
+    /// Find devices, run a kernel on each, move the results between all pairs, sum them up, check every byte.
     Demo(Demo),
     /// Measure beside the raw calls of the same run.
     #[command(subcommand)]

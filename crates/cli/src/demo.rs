@@ -1,20 +1,23 @@
 //! The demo: everything the devices do, with every byte checked.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, HashSet},
     fs::File,
     io::{BufWriter, Write as _},
     path::Path,
     process::ExitCode,
     sync::Arc,
+    thread,
     time::Instant,
 };
 
 use anyhow::{Context as _, bail};
 use serde::Serialize;
 use warpweft::{
-    Arg, Backend, BufferDesc, BufferView, Bytes, Device, DeviceId, DeviceKind, Launch, Op, QueueDesc,
-    Runtime, SemaphorePoint, Submission,
+    Arg, Backend, BufferDesc, BufferView, Bytes, CollectiveOp, DType, Device, DeviceId, DeviceKind, Launch,
+    Op, QueueDesc, ReduceOp, Runtime, SemaphorePoint, Submission,
+    bootstrap::{Group, JoinConfig, Meeting, Rank, Rendezvous},
+    comm::{CommConfig, Communicator, EngineKind},
     transfer::CopyHandle,
     wrappers::{FaultConfig, FaultyBackend, TracingBackend},
 };
@@ -36,7 +39,12 @@ struct Summary {
     pairs: usize,
     /// Pairs by kind of route.
     routes: BTreeMap<String, usize>,
-    /// Bytes read back and compared, results of kernels and copies together.
+    /// Ranks of a sum over all devices, each piece of silicon once; 0 if there was no such sum.
+    ranks: usize,
+    /// What carried the sum out.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    engine: Option<EngineKind>,
+    /// Bytes read back and compared, results of kernels, copies and the sum together.
     verified_bytes: u64,
     wrong_bytes: u64,
     seconds: f64,
@@ -85,6 +93,7 @@ fn check_everything(
     demo.show_devices();
     let results = demo.run_kernels(summary)?;
     demo.move_results(&results, summary)?;
+    demo.sum_up(&results, summary)?;
     summary.seconds = started.elapsed().as_secs_f64();
     Ok(())
 }
@@ -251,12 +260,81 @@ impl Run<'_> {
         Ok((copy.with_context(|| format!("the copy from {} to {to} did not start", from.device))?, target))
     }
 
+    /// Sums the results of all devices on all of them, each device a rank in a thread of its own.
+    fn sum_up(&self, results: &[Produced], summary: &mut Summary) -> anyhow::Result<()> {
+        let mut silicon = HashSet::new();
+        // The same silicon under two backends is one rank.
+        let ranks: Vec<&Produced> =
+            results.iter().filter(|result| silicon.insert(result.device.uuid)).collect();
+        let size = u32::try_from(ranks.len())?;
+        if size < 2 {
+            self.say("Sum       none: there is one device");
+            return Ok(());
+        }
+        let meeting = Meeting::new();
+        let sums = thread::scope(|scope| {
+            let meeting = &meeting;
+            let start = |(number, result)| {
+                let rendezvous = Rendezvous::Meeting(Arc::clone(meeting));
+                scope.spawn(move || self.sum_on(result, rendezvous, JoinConfig::new(Rank(number), size)))
+            };
+            let threads: Vec<_> = (0..size).zip(ranks.iter().copied()).map(start).collect();
+            let join = |thread: thread::ScopedJoinHandle<'_, _>| {
+                thread.join().unwrap_or_else(|_| Err(anyhow::anyhow!("a rank of the sum panicked")))
+            };
+            threads.into_iter().map(join).collect::<anyhow::Result<Vec<_>>>()
+        })?;
+        let seeds: Vec<u32> = ranks.iter().map(|rank| rank.seed).collect();
+        let expected =
+            |index| seeds.iter().fold(0_u32, |sum, seed| sum.wrapping_add(pattern_word(*seed, index)));
+        for (sum, engine) in &sums {
+            let wrong = self.compare(sum, expected, summary)?;
+            if wrong > 0 {
+                self.say(&format!("  {wrong} wrong bytes in the sum on {}", sum.device()));
+            }
+            summary.engine = Some(*engine);
+        }
+        summary.ranks = ranks.len();
+        let engine = summary.engine.map_or("", EngineKind::name);
+        self.say(&format!("Sum       {size} ranks, engine {engine}, compared on all"));
+        Ok(())
+    }
+
+    /// One rank's part of the sum.
+    fn sum_on(
+        &self,
+        result: &Produced,
+        rendezvous: Rendezvous,
+        config: JoinConfig,
+    ) -> anyhow::Result<(BufferView, EngineKind)> {
+        let (within, id) = (self.args.timeout, result.device);
+        let Some(device) = self.runtime.device(id) else { bail!("{id} is not open") };
+        let group = Group::join(rendezvous, config, within)?;
+        let comm = Communicator::create(group, device, &CommConfig::default(), within);
+        let comm = comm.with_context(|| format!("{id} is no rank of a sum"))?;
+        let sum = BufferView::whole(device.allocate(&BufferDesc::device(result.memory.size()))?);
+        let call = comm.all_reduce(ReduceOp::Sum, DType::U32, &result.memory, &sum)?;
+        call.wait(within).with_context(|| format!("the sum did not end well on {id}"))?;
+        comm.barrier(within)?;
+        Ok((sum, comm.engine_for(CollectiveOp::AllReduce(ReduceOp::Sum), DType::U32)?))
+    }
+
     /// Reads a buffer back and counts the bytes that are not the pattern's.
     fn verify(&self, memory: &BufferView, seed: u32, summary: &mut Summary) -> anyhow::Result<u64> {
+        self.compare(memory, |index| pattern_word(seed, index), summary)
+    }
+
+    /// Reads a buffer back and counts the bytes that are not those of these words.
+    fn compare(
+        &self,
+        memory: &BufferView,
+        expected: impl Fn(usize) -> u32,
+        summary: &mut Summary,
+    ) -> anyhow::Result<u64> {
         let mut bytes = vec![0; usize::try_from(memory.size())?];
         self.runtime.transfer().read(memory, &mut bytes, self.args.timeout)?;
         let wrong_in = |(index, word): (usize, &[u8; 4])| {
-            let expected = pattern_word(seed, index).to_le_bytes();
+            let expected = expected(index).to_le_bytes();
             word.iter().zip(expected).filter(|(got, expected)| **got != *expected).count() as u64
         };
         let wrong = bytes.as_chunks().0.iter().enumerate().map(wrong_in).sum();
@@ -278,10 +356,11 @@ fn report(args: &Demo, summary: &Summary) -> anyhow::Result<()> {
     }
     let count = |n: usize, what: &str| format!("{n} {what}{}", if n == 1 { "" } else { "s" });
     let checked = format!(
-        "{}, {}, {}: {} read back and compared in {:.2} s",
+        "{}, {}, {}{}: {} read back and compared in {:.2} s",
         count(summary.devices, "device"),
         count(summary.kernels, "kernel"),
         count(summary.pairs, "pair"),
+        if summary.ranks > 0 { ", one sum" } else { "" },
         Bytes(summary.verified_bytes),
         summary.seconds
     );

@@ -159,12 +159,25 @@ impl Inner {
         calls: &[CollectiveCall<'_>],
         queue: &Arc<dyn Queue>,
     ) -> Result<Enqueued, CommError> {
+        self.enqueue_then(calls, queue, || Ok(()))
+    }
+
+    /// The same with something behind it that belongs to the call.
+    pub(crate) fn enqueue_then(
+        self: &Arc<Self>,
+        calls: &[CollectiveCall<'_>],
+        queue: &Arc<dyn Queue>,
+        then: impl FnOnce() -> Result<(), CommError>,
+    ) -> Result<Enqueued, CommError> {
         self.check_queue(queue)?;
         let Some(signature) = Signature::of(calls) else { return Ok(self.nothing(queue)) };
         let engine = self.pick_for(calls)?;
         self.usable()?;
         let _comparing = self.compare(&signature)?;
-        self.put(queue, signature, Some(engine), |waits| engine.enqueue(calls, queue, waits))
+        self.put(queue, signature, Some(engine), |waits| {
+            engine.enqueue(calls, queue, waits)?;
+            then()
+        })
     }
 
     /// A call without any part: it is over.

@@ -67,6 +67,7 @@ mod form;
 mod inner;
 mod keeper;
 mod lines;
+mod user;
 
 pub use call::{Call, Calls, Enqueued};
 pub use communicator::Communicator;
@@ -74,3 +75,4 @@ pub use config::CommConfig;
 pub use engine::EngineKind;
 pub use error::CommError;
 pub use flight::{CallRecord, FlightConfig, FlightRecord, Verdict};
+pub use user::UserReduction;

@@ -65,6 +65,23 @@ impl DType {
         matches!(self, Self::F64 | Self::F32 | Self::F16 | Self::Bf16 | Self::F8E4m3 | Self::F8E5m2)
     }
 
+    /// The bits of a small whole number, which the type has to hold exactly: its bytes are the lowest ones, little
+    /// end first.
+    pub const fn bits_of(self, whole: u32) -> u64 {
+        match self {
+            Self::F64 => float_bits(whole, 11, 52),
+            Self::F32 => float_bits(whole, 8, 23),
+            Self::F16 => float_bits(whole, 5, 10),
+            Self::Bf16 => float_bits(whole, 8, 7),
+            Self::F8E4m3 => float_bits(whole, 4, 3),
+            Self::F8E5m2 => float_bits(whole, 5, 2),
+            Self::Bool => (whole != 0) as u64,
+            Self::I64 | Self::I32 | Self::I16 | Self::I8 | Self::U64 | Self::U32 | Self::U16 | Self::U8 => {
+                whole as u64
+            }
+        }
+    }
+
     /// Its name as programs write it: `bf16`.
     pub const fn name(self) -> &'static str {
         match self {
@@ -85,6 +102,22 @@ impl DType {
             Self::Bool => "bool",
         }
     }
+}
+
+/// The bits of a whole number in a format of IEEE 754's shape that holds it exactly.
+const fn float_bits(whole: u32, exponent_bits: u32, fraction_bits: u32) -> u64 {
+    if whole == 0 {
+        return 0;
+    }
+    let power = whole.ilog2();
+    let bias = (1 << (exponent_bits - 1)) - 1;
+    let rest = (whole - (1 << power)) as u64;
+    let fraction = if power <= fraction_bits {
+        rest << (fraction_bits - power)
+    } else {
+        rest >> (power - fraction_bits)
+    };
+    ((power + bias) as u64) << fraction_bits | fraction
 }
 
 impl fmt::Display for DType {
@@ -169,6 +202,18 @@ impl fmt::Display for ReduceOp {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn whole_numbers_have_the_bits_that_rust_gives_them() {
+        for whole in 0..300_u32 {
+            assert_eq!(DType::F64.bits_of(whole), f64::from(whole).to_bits());
+            assert_eq!(DType::F32.bits_of(whole), u64::from((whole as f32).to_bits()));
+            assert_eq!(DType::I16.bits_of(whole), u64::from(whole));
+        }
+        // 1.5 * 2^2 with one bit of sign, four of exponent with a bias of 7, three of fraction.
+        assert_eq!(DType::F8E4m3.bits_of(6), 0b0_1001_100);
+        assert_eq!(DType::Bool.bits_of(6), 1);
+    }
 
     #[test]
     fn bits_are_for_integers_and_sums_for_numbers() {

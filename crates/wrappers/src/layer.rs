@@ -11,11 +11,11 @@ use std::{
 #[cfg(unix)]
 use warpweft_core_types::Sharing;
 use warpweft_core_types::{
-    Access, AllocError, Backend, Buffer, BufferDesc, BufferView, CapturedWork, Device, DeviceClock, DeviceId,
-    DeviceInfo, Failure, Features, GiveWay, Graphs, HostImport, Interop, InteropError, KernelCode, Limits,
-    Links, LoadError, MemoryUsage, Module, NativeHandle, NativeMemory, NativeQueue, OpenError, Peers, Queue,
-    QueueDesc, QueueId, Resident, ResidentBudget, ResidentDesc, ResidentError, Residents, Semaphore,
-    Submission, SubmissionId, SubmitError,
+    Access, AllocError, Backend, Buffer, BufferDesc, BufferView, CapturedWork, Collectives, Device,
+    DeviceClock, DeviceId, DeviceInfo, Failure, Features, GiveWay, Graphs, HostImport, Interop, InteropError,
+    KernelCode, Limits, Links, LoadError, MemoryUsage, Module, NativeHandle, NativeMemory, NativeQueue,
+    OpenError, Peers, Queue, QueueDesc, QueueId, Resident, ResidentBudget, ResidentDesc, ResidentError,
+    Residents, Semaphore, Submission, SubmissionId, SubmitError,
 };
 
 /// What a wrapper does differently. Every method forwards unless it is overridden.
@@ -159,6 +159,11 @@ impl<L: Layer> Device for LayeredDevice<L> {
 
     fn graphs(&self) -> Option<&dyn Graphs> {
         self.inner.graphs()
+    }
+
+    /// Its calls come back as operations of submissions, which the layer sees.
+    fn collectives(&self) -> Option<&dyn Collectives> {
+        self.inner.collectives()
     }
 
     fn clock(&self) -> Option<&dyn DeviceClock> {

@@ -5,3 +5,4 @@ mod failures;
 mod groups;
 mod orders;
 mod rig;
+mod user;

@@ -55,51 +55,20 @@ pub(super) fn expected(
     }
 }
 
-/// A whole number in the bytes of a type.
+/// A whole number in the bytes of a type; integers are cut to it.
 pub(super) fn encode(dtype: DType, value: u64, into: &mut Vec<u8>) {
-    let bits = match dtype {
-        DType::F64 => float(value, 11, 52),
-        DType::F32 => float(value, 8, 23),
-        DType::F16 => float(value, 5, 10),
-        DType::Bf16 => float(value, 8, 7),
-        DType::F8E4m3 => float(value, 4, 3),
-        DType::F8E5m2 => float(value, 5, 2),
-        DType::Bool => u64::from(value != 0),
-        _ => value,
+    let bits = match u32::try_from(value) {
+        Ok(value) => dtype.bits_of(value),
+        // Only integers get as large, by products.
+        Err(_) => value,
     };
     let width = usize::try_from(dtype.size_bytes()).unwrap_or(8);
     into.extend_from_slice(&bits.to_le_bytes()[..width]);
 }
 
-/// The bits of a whole number that the format holds exactly.
-const fn float(value: u64, exponent_bits: u32, fraction_bits: u32) -> u64 {
-    if value == 0 {
-        return 0;
-    }
-    let power = value.ilog2();
-    let bias = (1 << (exponent_bits - 1)) - 1;
-    let rest = value - (1 << power);
-    let fraction = if power <= fraction_bits {
-        rest << (fraction_bits - power)
-    } else {
-        rest >> (power - fraction_bits)
-    };
-    ((power + bias) as u64) << fraction_bits | fraction
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn whole_numbers_have_the_bits_that_rust_gives_them() {
-        for value in 0..300_u64 {
-            assert_eq!(float(value, 11, 52), (value as f64).to_bits());
-            assert_eq!(float(value, 8, 23), u64::from((value as f32).to_bits()));
-        }
-        // 1.5 * 2^2 with one bit of sign, four of exponent with a bias of 7, three of fraction.
-        assert_eq!(float(6, 4, 3), 0b0_1001_100);
-    }
 
     #[test]
     fn what_is_put_in_reduces_to_what_the_types_hold() {

@@ -9,7 +9,8 @@ use crate::{EngineKind, FlightConfig};
 /// How a communicator is to be. All ranks say the same, but for [`Self::flight`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CommConfig {
-    /// The engine to use and no other; the best for each call if none is named.
+    /// The engine to use and no other; the best for each call if none is named. A rank that is alone copies, whatever is
+    /// named.
     pub engine: Option<EngineKind>,
     /// How long a call may be under way, what it waits for included, before the communicator is aborted on all ranks.
     pub timeout: Duration,

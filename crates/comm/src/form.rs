@@ -118,7 +118,9 @@ fn check(group: &Group, facts: &[Facts]) -> Result<(), CommError> {
 fn serving(group: &Group, facts: &[Facts]) -> Result<Vec<EngineKind>, CommError> {
     let judged = EngineKind::ALL.map(|kind| (kind, serves(kind, group, facts)));
     let wanted = facts[0].agreed.engine();
-    let fits = |kind: &EngineKind| wanted.is_none_or(|wanted| wanted == *kind);
+    // A part of one rank is nothing to most engines.
+    let is_alone = |kind: &EngineKind| *kind == EngineKind::Solo && facts.len() == 1;
+    let fits = |kind: &EngineKind| is_alone(kind) || wanted.is_none_or(|wanted| wanted == *kind);
     let mut serving: Vec<_> =
         judged.iter().filter(|(kind, serves)| fits(kind) && serves.is_ok()).map(|(kind, _)| *kind).collect();
     // What does everything needs no other behind it.

@@ -21,7 +21,7 @@ use crate::{
 /// Every provider, those first that are there on every machine.
 pub(crate) fn all() -> Vec<Provider> {
     vec![
-        host("host", || Ok(Arc::new(HostBackend::with_devices(4)?))),
+        host("host", || Ok(Arc::new(HostBackend::with_devices(8)?))),
         host("host, 3 workers", three_workers),
         host("host, chain", chain),
         host("host, delayed links", delayed_links),

@@ -4,6 +4,7 @@
 const SEAM: &[&str] = &[
     include_str!("../../core-types/src/buffer.rs"),
     include_str!("../../core-types/src/clock.rs"),
+    include_str!("../../core-types/src/collective.rs"),
     include_str!("../../core-types/src/device.rs"),
     include_str!("../../core-types/src/graph.rs"),
     include_str!("../../core-types/src/interop.rs"),

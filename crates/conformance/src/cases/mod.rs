@@ -1,6 +1,7 @@
 //! The cases, by what they are about.
 
 mod clock;
+mod comm;
 mod copy;
 mod device;
 mod graph;
@@ -32,6 +33,7 @@ pub(crate) fn all() -> Vec<Case> {
         graph::CASES,
         clock::CASES,
         interop::CASES,
+        comm::CASES,
         #[cfg(unix)]
         sharing::CASES,
     ]

@@ -335,7 +335,7 @@ impl Device for CudaDevice {
     }
 
     fn collectives(&self) -> Option<&dyn Collectives> {
-        (self.is_primary && self.nccl().is_ok()).then_some(self)
+        (self.is_primary && self.shared.nccl.is_there()).then_some(self)
     }
 
     fn clock(&self) -> Option<&dyn DeviceClock> {

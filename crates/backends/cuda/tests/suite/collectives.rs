@@ -415,8 +415,15 @@ fn an_abort_fails_what_waits_for_a_rank_that_never_comes() -> Outcome {
     before.wait(PATIENCE)?;
     assert!(matches!(lonely.wait(Duration::from_millis(30)), Err(WaitError::Timeout { .. })));
     let comm = Arc::clone(&near.comm);
+    // Those who look at the event themselves are told the same.
+    let waiting = lonely.clone();
+    let waiter = thread::spawn(move || waiting.wait(PATIENCE));
+    thread::sleep(Duration::from_millis(5));
     let done = soon(LIMIT, move || comm.abort(aborted("a test"), Deadline::within(LIMIT)));
     done.ok_or("an abort takes longer than it may")??;
+    assert!(
+        matches!(waiter.join().unwrap(), Err(WaitError::Failed(failure)) if is_aborted(&failure, "a test"))
+    );
     for point in [&lonely, &behind, &one, &two] {
         let Err(WaitError::Failed(failure)) = point.wait(PATIENCE) else {
             return Err("it is not told that it failed".into());

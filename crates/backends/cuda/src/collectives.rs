@@ -256,7 +256,6 @@ impl Joining {
             call(CollectiveOp::AllReduce(op), dtype, 8)?;
             call(CollectiveOp::ReduceScatter(op), dtype, 8)?;
         }
-        drop(call);
         let pairs = communicator.try_pairs(&scratch, each, &stream);
         pairs.map_err(|error| self.device.refused(error))?;
         let _current = context.enter().map_err(driver)?;

@@ -187,8 +187,9 @@ impl CudaCommunicator {
                 let ((from, count), (to, _)) = part(peer, 0).zip(part(peer, half)).ok_or_else(unknown)?;
                 // SAFETY: scratch memory that `Joining::connect` keeps until the stream is past this; each peer has two
                 // parts of its own.
-                let (src, mut dst) =
-                    unsafe { (Src::new(from, count, DataType::U8), Dst::new(to, count, DataType::U8)) };
+                let src = unsafe { Src::new(from, count, DataType::U8) };
+                // SAFETY: as above.
+                let mut dst = unsafe { Dst::new(to, count, DataType::U8) };
                 communicator.send(&src, peer, &stream)?;
                 communicator.recv(&mut dst, peer, &stream)?;
             }

@@ -1,7 +1,5 @@
 //! A submission without signals allocates nothing once its queue is warm.
 
-#![expect(clippy::unwrap_used, reason = "a failed expectation is a failed test")]
-
 use std::{
     alloc::{GlobalAlloc, Layout, System},
     cell::Cell,

@@ -25,6 +25,7 @@ use warpweft_polled::ReactorOwner;
 use crate::{
     budget::{Budget, hostile_surroundings},
     cache::CubinCache,
+    check::check_launch,
     clock::Clock,
     collectives::Library,
     communicator::refusal,
@@ -37,7 +38,7 @@ use crate::{
     memory::{ALIGNMENT, Arena, CudaBuffer, PAGE},
     module::{CudaModule, PARAMETER_BYTES, Tools},
     peer::PeerTable,
-    queue::{CudaQueue, QueueCore, check_launch},
+    queue::{CudaQueue, QueueCore},
     resident::{CudaResident, ResidentCore},
     semaphore::CudaSemaphore,
     stream::Stream,

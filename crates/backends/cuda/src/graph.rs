@@ -24,6 +24,7 @@ use warpweft_core_types::{
 use warpweft_polled::KeepAlive;
 
 use crate::{
+    check::check_op,
     clock::Clock,
     communicator::CudaCommunicator,
     context::Context,
@@ -33,7 +34,6 @@ use crate::{
     memory::address_of,
     module::CudaKernel,
     peer::PeerTable,
-    queue::check_op,
     stream::Stream,
     work::{self, Parameters, Pattern},
 };

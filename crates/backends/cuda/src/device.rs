@@ -393,7 +393,7 @@ impl Interop for CudaDevice {
         let own = any.downcast_ref::<CudaQueue>().filter(|own| own.core.belongs_to(&self.context));
         let (owner, device) = (queue.id().device, self.id());
         let own = own.ok_or(InteropError::Foreign { what: "queue", owner, device })?;
-        let value = own.core.stream().raw().expose_provenance() as u64;
+        let value = own.core.share_stream().raw().expose_provenance() as u64;
         Ok(NativeHandle { kind: interop::STREAM, value })
     }
 

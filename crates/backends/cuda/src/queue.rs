@@ -76,6 +76,9 @@ pub(crate) struct QueueCore {
     stream: Stream,
     id: QueueId,
     capacity: usize,
+    /// Another library has the stream too, and may capture from it at any time: an event that is recorded later would
+    /// end up in the capture.
+    is_shared: AtomicBool,
     /// The user's handle is gone, so that the device may go with what is in flight.
     is_orphan: AtomicBool,
     state: Mutex<State>,
@@ -236,6 +239,7 @@ impl QueueCore {
             peers: Arc::clone(peers),
             reactor: Arc::clone(reactor),
             clock: Arc::clone(clock),
+            is_shared: AtomicBool::new(stream.is_foreign()),
             stream,
             id: QueueId { device: context.device, number },
             capacity: desc.capacity,
@@ -250,8 +254,19 @@ impl QueueCore {
         Arc::ptr_eq(&self.context, context)
     }
 
-    pub(crate) const fn stream(&self) -> &Stream {
+    /// The stream, for another library that is going to use it.
+    pub(crate) fn share_stream(self: &Arc<Self>) -> &Stream {
+        // Under the lock: whoever submits afterwards sees it.
+        let state = self.lock();
+        self.is_shared.store(true, Ordering::Relaxed);
+        drop(self.marked(state));
         &self.stream
+    }
+
+    /// How many submissions may gather.
+    fn gathered_at_most(&self) -> usize {
+        // Relaxed: written and read under the lock.
+        if self.is_shared.load(Ordering::Relaxed) { 1 } else { GATHERED }
     }
 
     fn submit(self: &Arc<Self>, submission: &Submission<'_>) -> Result<SubmissionId, SubmitError> {
@@ -362,7 +377,7 @@ impl QueueCore {
         if let Ok(ops) = filled {
             record.ops += ops;
             state.ops_in_flight += ops;
-            if signals.is_empty() && record.submissions < GATHERED {
+            if signals.is_empty() && record.submissions < self.gathered_at_most() {
                 return Ok(());
             }
         }

@@ -244,7 +244,12 @@ impl QueueCore {
             id: QueueId { device: context.device, number },
             capacity: desc.capacity,
             is_orphan: AtomicBool::new(false),
-            state: Mutex::default(),
+            // Room for what is usual, so that a warm queue does not grow.
+            state: Mutex::new(State {
+                in_flight: VecDeque::with_capacity(2 * STOCK),
+                spares: VecDeque::with_capacity(2 * STOCK),
+                ..State::default()
+            }),
         });
         context.cold.add_queue(&queue);
         queue

@@ -41,7 +41,7 @@ pub(crate) fn span(view: &BufferView, dtype: DataType) -> Option<(*mut c_void, u
 ///
 /// # Safety
 ///
-/// - As for [`CudaCommunicator::enqueue`].
+/// - As for `CudaCommunicator::enqueue`.
 #[expect(unsafe_code, reason = "vouches for memory")]
 pub(crate) unsafe fn put(
     communicator: &Communicator,

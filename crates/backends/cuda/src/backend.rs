@@ -158,7 +158,7 @@ impl CudaBackend {
         let mut features = slot.facts.features(&self.shared.peers);
         // Looked for if it is asked for.
         if required.contains(Features::COLLECTIVES) {
-            features.set(Features::COLLECTIVES, self.shared.nccl.get().is_ok());
+            features.set(Features::COLLECTIVES, self.shared.nccl.is_there());
         }
         match required - features {
             missing if missing.is_empty() => Ok(()),

@@ -6,11 +6,11 @@ use std::{fmt, sync::Arc, time::Duration};
 use warpweft_core_types::{Device, DeviceId, DriverError, Op, OpenError, OwnedOp, SubmitError};
 
 use crate::{
+    check::check_op,
     clock::Clock,
     context::Context,
     device::CudaDevice,
     peer::PeerTable,
-    queue::check_op,
     stream::{Event, Stream},
     work,
 };

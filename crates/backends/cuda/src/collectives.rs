@@ -38,8 +38,18 @@ impl Library {
         Self { named, driver_is_named, loaded: OnceLock::new() }
     }
 
+    pub(crate) fn is_there(&self) -> bool {
+        self.loaded().is_ok()
+    }
+
     pub(crate) fn get(&self) -> Result<&Nccl, CollectiveError> {
-        let loaded = self.loaded.get_or_init(|| {
+        self.loaded()
+            .as_ref()
+            .map_err(|missing| CollectiveError::Unavailable { library: LIBRARY, missing: missing.clone() })
+    }
+
+    fn loaded(&self) -> &Result<Nccl, String> {
+        self.loaded.get_or_init(|| {
             let loaded = match &self.named {
                 Some(path) => Nccl::load_from(path),
                 None if self.driver_is_named => {
@@ -52,10 +62,7 @@ impl Library {
                 None => Nccl::load(),
             };
             loaded.map_err(|error| error.to_string())
-        });
-        loaded
-            .as_ref()
-            .map_err(|missing| CollectiveError::Unavailable { library: LIBRARY, missing: missing.clone() })
+        })
     }
 }
 
@@ -249,7 +256,6 @@ impl Joining {
             call(CollectiveOp::AllReduce(op), dtype, 8)?;
             call(CollectiveOp::ReduceScatter(op), dtype, 8)?;
         }
-        drop(call);
         let pairs = communicator.try_pairs(&scratch, each, &stream);
         pairs.map_err(|error| self.device.refused(error))?;
         let _current = context.enter().map_err(driver)?;

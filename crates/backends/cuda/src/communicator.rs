@@ -10,32 +10,31 @@ use std::{
     fmt, mem, ptr,
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError, Weak,
-        atomic::{AtomicU64, AtomicUsize, Ordering},
+        atomic::{AtomicUsize, Ordering},
     },
     thread,
     time::{Duration, Instant},
 };
 
 use nccl_rs::{
-    AbortHandle, Communicator, DataType, Dst, Error, Memory as LibraryMemory, Nccl, PremulSum, Reduction,
-    Src, WindowKind,
+    AbortHandle, Communicator, DataType, Dst, Error, Memory as LibraryMemory, Nccl, Src, WindowKind,
 };
 use smallvec::SmallVec;
 use warpweft_core_types::{
-    Buffer, BufferView, CollectiveCall, CollectiveError, CollectiveGroup, CollectiveOp, DType, Deadline,
-    DeviceId, DriverError, Failure, NativeCommunicator, Op, ReduceOp, Registration, RegistrationKind,
-    SubmissionId, SubmitError,
+    Buffer, BufferView, CollectiveCall, CollectiveError, CollectiveGroup, CollectiveOp, Deadline, DeviceId,
+    DriverError, Failure, NativeCommunicator, Op, Registration, RegistrationKind, SubmissionId, SubmitError,
 };
 use warpweft_polled::{KeepAlive, Polled as _};
 
 use crate::{
-    collectives::{data_type, reduces},
+    calls::{self, Factors, Seen},
+    collectives::reduces,
     context::Context,
     device::CudaDevice,
-    factor,
     graph::CudaGraph,
-    memory::{CudaBuffer, PAGE, address_of},
+    memory::{CudaBuffer, PAGE},
     queue::{Cause, QueueCore},
+    registration::{CudaRegistration, Hold, Registered},
     stream::Stream,
 };
 
@@ -44,9 +43,6 @@ pub(crate) const LIBRARY: &str = "NCCL";
 
 /// How long a call waits for another thread that is in the library.
 const PATIENCE: Duration = Duration::from_secs(10);
-
-/// Factors that are kept: programs use few, and the library keeps each until it is given back.
-const FACTORS: usize = 16;
 
 /// A rank.
 pub(crate) struct CudaCommunicator {
@@ -72,15 +68,8 @@ pub(crate) struct CudaCommunicator {
 
 /// What one thread at a time uses. Factors go before the communicator they were made for.
 struct Inner {
-    factors: SmallVec<[Factor; FACTORS]>,
+    factors: Factors,
     communicator: Communicator,
-}
-
-/// A reduction with a factor, by the type and the factor's bits.
-struct Factor {
-    dtype: DataType,
-    bits: u64,
-    op: PremulSum,
 }
 
 /// Who has calls of a communicator.
@@ -102,7 +91,7 @@ impl CudaCommunicator {
             rank: communicator.rank(),
             size: communicator.size(),
             abort: communicator.abort_handle(),
-            inner: Mutex::new(Some(Inner { factors: SmallVec::new(), communicator })),
+            inner: Mutex::new(Some(Inner { factors: Factors::default(), communicator })),
             failure: OnceLock::new(),
             uses: Mutex::default(),
             last_queue: AtomicUsize::new(0),
@@ -144,7 +133,7 @@ impl CudaCommunicator {
         let Some(Inner { factors, communicator }) = inner.as_mut() else { return Err(gone()) };
         let mut one = |call: &CollectiveCall<'_>| {
             // SAFETY: the caller's duties.
-            unsafe { put(communicator, factors, call, &stream) }
+            unsafe { calls::put(communicator, factors, call, &stream) }
         };
         match calls {
             [call] => one(call),
@@ -179,7 +168,7 @@ impl CudaCommunicator {
         let half = each / 2;
         let part = |peer: u32, at| {
             let view = scratch.slice(u64::from(peer) * each + at..u64::from(peer) * each + at + half).ok()?;
-            span(&view, DataType::U8)
+            calls::span(&view, DataType::U8)
         };
         let unknown = || Error::Invalid { what: "the scratch memory is too small".to_owned() };
         self.nccl.group(|| {
@@ -187,8 +176,9 @@ impl CudaCommunicator {
                 let ((from, count), (to, _)) = part(peer, 0).zip(part(peer, half)).ok_or_else(unknown)?;
                 // SAFETY: scratch memory that `Joining::connect` keeps until the stream is past this; each peer has two
                 // parts of its own.
-                let (src, mut dst) =
-                    unsafe { (Src::new(from, count, DataType::U8), Dst::new(to, count, DataType::U8)) };
+                let src = unsafe { Src::new(from, count, DataType::U8) };
+                // SAFETY: as above.
+                let mut dst = unsafe { Dst::new(to, count, DataType::U8) };
                 communicator.send(&src, peer, &stream)?;
                 communicator.recv(&mut dst, peer, &stream)?;
             }
@@ -264,6 +254,16 @@ impl CudaCommunicator {
                 None => {}
             }
         }
+    }
+
+    pub(crate) const fn context(&self) -> &Arc<Context> {
+        &self.context
+    }
+
+    /// One registration is gone.
+    pub(crate) fn forget_registration(&self) {
+        self.registered.fetch_sub(1, Ordering::Relaxed);
+        self.uses().registered.retain(|known| known.strong_count() > 0);
     }
 
     fn uses(&self) -> MutexGuard<'_, Uses> {
@@ -415,7 +415,7 @@ impl NativeCommunicator for CudaCommunicator {
             }
             (None, None) if own.can_be_registered() => {
                 let size = usize::try_from(own.size()).unwrap_or(usize::MAX);
-                let address = address(own.address());
+                let address = calls::address(own.address());
                 // SAFETY: memory of the communicator's device, which what is made below keeps until it is deregistered.
                 let registration = unsafe { communicator.register_raw(address, size) };
                 let registration = registration.map_err(|error| self.refused(error))?;
@@ -428,11 +428,7 @@ impl NativeCommunicator for CudaCommunicator {
             }
         };
         drop(inner);
-        let registered = Arc::new(Registered {
-            hold: Mutex::new(Some(hold)),
-            buffer: Arc::clone(buffer),
-            communicator: Some(this),
-        });
+        let registered = Registered::new(hold, buffer, this);
         self.uses().registered.push(Arc::downgrade(&registered));
         // Release: see `keep_registrations`.
         self.registered.fetch_add(1, Ordering::Release);
@@ -597,216 +593,5 @@ fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
         Ok(guard) => Some(guard),
         Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
         Err(TryLockError::WouldBlock) => None,
-    }
-}
-
-fn address(address: u64) -> *mut std::ffi::c_void {
-    ptr::without_provenance_mut(usize::try_from(address).unwrap_or(0))
-}
-
-/// Where a view's elements are, and how many of the library's type.
-fn span(view: &BufferView, dtype: DataType) -> Option<(*mut std::ffi::c_void, usize)> {
-    let count = usize::try_from(view.size()).ok()? / dtype.size_bytes();
-    Some((address(address_of(view)?), count))
-}
-
-/// Makes one call of the library's.
-///
-/// # Safety
-///
-/// - As for [`CudaCommunicator::enqueue`].
-#[expect(unsafe_code, reason = "vouches for memory")]
-unsafe fn put(
-    communicator: &Communicator,
-    factors: &mut SmallVec<[Factor; FACTORS]>,
-    call: &CollectiveCall<'_>,
-    stream: &nccl_rs::Stream<'_>,
-) -> Result<(), Error> {
-    let unknown = || Error::Invalid { what: "an operand does not belong to a CUDA device".to_owned() };
-    let (op, dtype) = (call.op(), element(call));
-    let of = |view: Option<&BufferView>| view.map(|view| span(view, dtype).ok_or_else(unknown)).transpose();
-    // SAFETY: the caller's: the buffers live until the stream is past the call, and views lie within their buffers.
-    // `CollectiveCall` checked what they may share, and queues order what uses them.
-    let src = of(call.src())?.map(|(address, count)| unsafe { Src::new(address, count, dtype) });
-    // SAFETY: as above.
-    let mut dst = of(call.dst())?.map(|(address, count)| unsafe { Dst::new(address, count, dtype) });
-    let reduction = op.reduction().map(|op| reduction(communicator, factors, op, dtype)).transpose()?;
-    let missing = || Error::Invalid { what: format!("{op} lacks an operand") };
-    match (op, src.as_ref(), dst.as_mut(), reduction) {
-        (CollectiveOp::AllReduce(_), Some(src), Some(dst), Some(op)) => {
-            communicator.all_reduce(src, dst, op, stream)
-        }
-        (CollectiveOp::ReduceScatter(_), Some(src), Some(dst), Some(op)) => {
-            communicator.reduce_scatter(src, dst, op, stream)
-        }
-        (CollectiveOp::Reduce { root, .. }, Some(src), dst, Some(op)) => {
-            communicator.reduce(src, dst, op, root, stream)
-        }
-        (CollectiveOp::AllGather, Some(src), Some(dst), _) => communicator.all_gather(src, dst, stream),
-        (CollectiveOp::Broadcast { root }, src, Some(dst), _) => {
-            communicator.broadcast(src, dst, root, stream)
-        }
-        (CollectiveOp::Gather { root }, Some(src), dst, _) => communicator.gather(src, dst, root, stream),
-        (CollectiveOp::Scatter { root }, src, Some(dst), _) => communicator.scatter(src, dst, root, stream),
-        (CollectiveOp::AllToAll, Some(src), Some(dst), _) => communicator.all_to_all(src, dst, stream),
-        (CollectiveOp::Send { to }, Some(src), ..) => communicator.send(src, to, stream),
-        (CollectiveOp::Recv { from }, _, Some(dst), _) => communicator.recv(dst, from, stream),
-        _ => Err(missing()),
-    }
-}
-
-/// The library's type for a call. What is moved and not reduced goes as bytes where the library has no such type, or has
-/// it in newer versions alone.
-fn element(call: &CollectiveCall<'_>) -> DataType {
-    let is_small = matches!(call.dtype(), DType::F8E4m3 | DType::F8E5m2);
-    let known = data_type(call.dtype()).filter(|_| !is_small || call.op().reduction().is_some());
-    known.unwrap_or(DataType::U8)
-}
-
-/// The library's form of a reduction. A factor's is made once and kept.
-fn reduction<'a>(
-    communicator: &Communicator,
-    factors: &'a mut SmallVec<[Factor; FACTORS]>,
-    op: ReduceOp,
-    dtype: DataType,
-) -> Result<Reduction<'a>, Error> {
-    let plain = match op {
-        ReduceOp::Sum => nccl_rs::ReduceOp::Sum,
-        ReduceOp::Prod => nccl_rs::ReduceOp::Prod,
-        ReduceOp::Min => nccl_rs::ReduceOp::Min,
-        ReduceOp::Max => nccl_rs::ReduceOp::Max,
-        ReduceOp::Avg => nccl_rs::ReduceOp::Avg,
-        ReduceOp::PremulSum(factor) => {
-            let bits = factor.to_bits();
-            let known = factors.iter().position(|known| known.dtype == dtype && known.bits == bits);
-            let at = match known {
-                Some(at) => at,
-                None => {
-                    let op = communicator.premul_sum_of(dtype, &factor::bytes(dtype, factor))?;
-                    // The oldest makes room. Calls that used it have what they need of it.
-                    if factors.len() == FACTORS {
-                        factors.remove(0);
-                    }
-                    factors.push(Factor { dtype, bits, op });
-                    factors.len() - 1
-                }
-            };
-            return Ok(Reduction::PremulSum(&factors[at].op));
-        }
-        other => return Err(Error::Invalid { what: format!("NCCL has no {other}") }),
-    };
-    Ok(Reduction::Plain(plain))
-}
-
-/// Which calls were made: kind of operation, reduction, element type and class of size.
-struct Seen([AtomicU64; Self::KINDS * Self::REDUCTIONS]);
-
-impl Default for Seen {
-    fn default() -> Self {
-        Self([const { AtomicU64::new(0) }; Self::KINDS * Self::REDUCTIONS])
-    }
-}
-
-impl Seen {
-    const KINDS: usize = 10;
-    const REDUCTIONS: usize = 7;
-    /// Where the library's choice of algorithms changes, roughly.
-    const SIZES: [u64; 3] = [64 << 10, 1 << 20, 8 << 20];
-
-    /// Takes note of a call; whether there was none like it.
-    fn note(&self, call: &CollectiveCall<'_>) -> bool {
-        let size = |view: Option<&BufferView>| view.map_or(0, BufferView::size);
-        let bytes = size(call.src()).max(size(call.dst()));
-        let class = Self::SIZES.iter().filter(|size| bytes > **size).count();
-        let bit = 1_u64 << (call.dtype() as usize * (Self::SIZES.len() + 1) + class);
-        let word = &self.0[kind(call.op()) * Self::REDUCTIONS + call.op().reduction().map_or(0, redop)];
-        // Relaxed: a hint.
-        word.load(Ordering::Relaxed) & bit == 0 && word.fetch_or(bit, Ordering::Relaxed) & bit == 0
-    }
-}
-
-const fn kind(op: CollectiveOp) -> usize {
-    match op {
-        CollectiveOp::AllReduce(_) => 0,
-        CollectiveOp::ReduceScatter(_) => 1,
-        CollectiveOp::Reduce { .. } => 2,
-        CollectiveOp::AllGather => 3,
-        CollectiveOp::Broadcast { .. } => 4,
-        CollectiveOp::Gather { .. } => 5,
-        CollectiveOp::Scatter { .. } => 6,
-        CollectiveOp::AllToAll => 7,
-        CollectiveOp::Send { .. } => 8,
-        _ => 9,
-    }
-}
-
-const fn redop(op: ReduceOp) -> usize {
-    match op {
-        ReduceOp::Sum => 0,
-        ReduceOp::Prod => 1,
-        ReduceOp::Min => 2,
-        ReduceOp::Max => 3,
-        ReduceOp::Avg => 4,
-        ReduceOp::PremulSum(_) => 5,
-        _ => 6,
-    }
-}
-
-/// What the library gave for memory.
-enum Hold {
-    Registration(#[expect(dead_code, reason = "held for its drop")] nccl_rs::Registration),
-    Window(#[expect(dead_code, reason = "held for its drop")] nccl_rs::Window),
-}
-
-/// Memory that the library knows. Submissions and graphs that use the memory hold this too.
-struct Registered {
-    hold: Mutex<Option<Hold>>,
-    buffer: Arc<dyn Buffer>,
-    /// Taken when it is dropped.
-    communicator: Option<Arc<CudaCommunicator>>,
-}
-
-impl Drop for Registered {
-    fn drop(&mut self) {
-        let hold = mem::take(self.hold.get_mut().unwrap_or_else(PoisonError::into_inner));
-        let (buffer, communicator) = (Arc::clone(&self.buffer), self.communicator.take());
-        let Some(communicator) = communicator else { return };
-        if communicator.context.is_left() {
-            return mem::forget((hold, buffer, communicator));
-        }
-        communicator.registered.fetch_sub(1, Ordering::Relaxed);
-        communicator.uses().registered.retain(|known| known.strong_count() > 0);
-        let context = Arc::clone(&communicator.context);
-        // It may have to wait for a call of another thread's, and this may be a thread that others wait for.
-        let entered = Arc::clone(&context);
-        context.serve(move || {
-            let _current = entered.enter();
-            drop(hold);
-            // Behind that, and not before.
-            drop(buffer);
-            drop(communicator);
-        });
-    }
-}
-
-/// The program's handle of registered memory.
-struct CudaRegistration {
-    registered: Arc<Registered>,
-    kind: RegistrationKind,
-}
-
-impl Registration for CudaRegistration {
-    fn buffer(&self) -> &Arc<dyn Buffer> {
-        &self.registered.buffer
-    }
-
-    fn kind(&self) -> RegistrationKind {
-        self.kind
-    }
-}
-
-impl fmt::Debug for CudaRegistration {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "CudaRegistration({:?}, {} bytes)", self.kind, self.registered.buffer.size())
     }
 }

@@ -25,6 +25,7 @@ use warpweft_polled::ReactorOwner;
 use crate::{
     budget::{Budget, hostile_surroundings},
     cache::CubinCache,
+    check::check_launch,
     clock::Clock,
     collectives::Library,
     communicator::refusal,
@@ -37,7 +38,7 @@ use crate::{
     memory::{ALIGNMENT, Arena, CudaBuffer, PAGE},
     module::{CudaModule, PARAMETER_BYTES, Tools},
     peer::PeerTable,
-    queue::{CudaQueue, QueueCore, check_launch},
+    queue::{CudaQueue, QueueCore},
     resident::{CudaResident, ResidentCore},
     semaphore::CudaSemaphore,
     stream::Stream,
@@ -335,7 +336,7 @@ impl Device for CudaDevice {
     }
 
     fn collectives(&self) -> Option<&dyn Collectives> {
-        (self.is_primary && self.nccl().is_ok()).then_some(self)
+        (self.is_primary && self.shared.nccl.is_there()).then_some(self)
     }
 
     fn clock(&self) -> Option<&dyn DeviceClock> {
@@ -392,7 +393,7 @@ impl Interop for CudaDevice {
         let own = any.downcast_ref::<CudaQueue>().filter(|own| own.core.belongs_to(&self.context));
         let (owner, device) = (queue.id().device, self.id());
         let own = own.ok_or(InteropError::Foreign { what: "queue", owner, device })?;
-        let value = own.core.stream().raw().expose_provenance() as u64;
+        let value = own.core.share_stream().raw().expose_provenance() as u64;
         Ok(NativeHandle { kind: interop::STREAM, value })
     }
 

@@ -8,19 +8,19 @@ use smallvec::SmallVec;
 pub(crate) fn bytes(dtype: DataType, factor: f64) -> SmallVec<[u8; 8]> {
     let whole = factor.round_ties_even();
     macro_rules! integer {
-        ($type:ty) => {{
-            #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "saturates")]
+        ($type:ty $(, $lint:path)?) => {{
+            #[expect(clippy::cast_possible_truncation, $($lint,)? reason = "saturates")]
             let number = whole as $type;
             SmallVec::from_slice(&number.to_ne_bytes())
         }};
     }
     match dtype {
         DataType::I8 => integer!(i8),
-        DataType::U8 => integer!(u8),
+        DataType::U8 => integer!(u8, clippy::cast_sign_loss),
         DataType::I32 => integer!(i32),
-        DataType::U32 => integer!(u32),
+        DataType::U32 => integer!(u32, clippy::cast_sign_loss),
         DataType::I64 => integer!(i64),
-        DataType::U64 => integer!(u64),
+        DataType::U64 => integer!(u64, clippy::cast_sign_loss),
         #[expect(clippy::cast_possible_truncation, reason = "rounds")]
         DataType::F32 => SmallVec::from_slice(&(factor as f32).to_ne_bytes()),
         DataType::F16 => SmallVec::from_slice(&small(factor, 5, 10, true).to_ne_bytes()),

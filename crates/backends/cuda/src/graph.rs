@@ -24,6 +24,7 @@ use warpweft_core_types::{
 use warpweft_polled::KeepAlive;
 
 use crate::{
+    check::check_op,
     clock::Clock,
     communicator::CudaCommunicator,
     context::Context,
@@ -33,7 +34,6 @@ use crate::{
     memory::address_of,
     module::CudaKernel,
     peer::PeerTable,
-    queue::check_op,
     stream::Stream,
     work::{self, Parameters, Pattern},
 };
@@ -69,6 +69,8 @@ struct Executable {
     raw: Handle<CUgraphExec_st>,
     /// The graph that it was made of: its nodes are named by this graph's handles.
     _template: Template,
+    /// What its collectives were captured in, which NCCL has tied memory of theirs to.
+    _captured: Vec<Template>,
 }
 
 impl Drop for Executable {
@@ -152,7 +154,9 @@ impl CudaGraph {
             handles.push(added.map_err(|refusal| refused(context, node, refusal))?);
         }
         let raw = template.instantiate().map_err(failed)?;
-        let executable = Executable { context: Arc::clone(context), raw, _template: template };
+        let captured = captured.into_iter().flatten().collect();
+        let executable =
+            Executable { context: Arc::clone(context), raw, _template: template, _captured: captured };
         let applied = nodes.iter().map(|node| Arc::new(node.op.clone())).collect();
         let mut communicators: Vec<Arc<dyn NativeCommunicator>> = Vec::new();
         for_each_group(nodes, |group| {

@@ -23,18 +23,17 @@ use std::{
 
 use smallvec::SmallVec;
 use warpweft_core_types::{
-    Access, Buffer, BufferView, Deadline, DriverError, Failure, Launch, Op, OwnedSubmission, Queue,
-    QueueDesc, QueueId, SemaphorePoint, Submission, SubmissionId, SubmitError, promise_all,
+    Deadline, DriverError, Failure, Op, OwnedSubmission, Queue, QueueDesc, QueueId, SemaphorePoint,
+    Submission, SubmissionId, SubmitError, promise_all,
 };
 use warpweft_polled::{KeepAlive, Polled, Reactor};
 
 use crate::{
+    check::check_op,
     clock::Clock,
     communicator::{self, CudaCommunicator},
     context::Context,
     device::CudaDevice,
-    graph::CudaGraph,
-    memory::buffer_of,
     module::CudaKernel,
     peer::PeerTable,
     semaphore::{self, Readiness, Wakers},
@@ -77,6 +76,9 @@ pub(crate) struct QueueCore {
     stream: Stream,
     id: QueueId,
     capacity: usize,
+    /// Another library has the stream too, and may capture from it at any time: an event that is recorded later would
+    /// end up in the capture.
+    is_shared: AtomicBool,
     /// The user's handle is gone, so that the device may go with what is in flight.
     is_orphan: AtomicBool,
     state: Mutex<State>,
@@ -237,11 +239,17 @@ impl QueueCore {
             peers: Arc::clone(peers),
             reactor: Arc::clone(reactor),
             clock: Arc::clone(clock),
+            is_shared: AtomicBool::new(stream.is_foreign()),
             stream,
             id: QueueId { device: context.device, number },
             capacity: desc.capacity,
             is_orphan: AtomicBool::new(false),
-            state: Mutex::default(),
+            // Room for what is usual, so that a warm queue does not grow.
+            state: Mutex::new(State {
+                in_flight: VecDeque::with_capacity(2 * STOCK),
+                spares: VecDeque::with_capacity(2 * STOCK),
+                ..State::default()
+            }),
         });
         context.cold.add_queue(&queue);
         queue
@@ -251,8 +259,19 @@ impl QueueCore {
         Arc::ptr_eq(&self.context, context)
     }
 
-    pub(crate) const fn stream(&self) -> &Stream {
+    /// The stream, for another library that is going to use it.
+    pub(crate) fn share_stream(self: &Arc<Self>) -> &Stream {
+        // Under the lock: whoever submits afterwards sees it.
+        let state = self.lock();
+        self.is_shared.store(true, Ordering::Relaxed);
+        drop(self.marked(state));
         &self.stream
+    }
+
+    /// How many submissions may gather.
+    fn gathered_at_most(&self) -> usize {
+        // Relaxed: written and read under the lock.
+        if self.is_shared.load(Ordering::Relaxed) { 1 } else { GATHERED }
     }
 
     fn submit(self: &Arc<Self>, submission: &Submission<'_>) -> Result<SubmissionId, SubmitError> {
@@ -363,7 +382,7 @@ impl QueueCore {
         if let Ok(ops) = filled {
             record.ops += ops;
             state.ops_in_flight += ops;
-            if signals.is_empty() && record.submissions < GATHERED {
+            if signals.is_empty() && record.submissions < self.gathered_at_most() {
                 return Ok(());
             }
         }
@@ -894,81 +913,6 @@ fn obstacles(waits: &[SemaphorePoint]) -> Result<SmallVec<[SemaphorePoint; 2]>, 
         }
     }
     Ok(obstacles)
-}
-
-/// Checks that a queue can carry out an operation.
-pub(crate) fn check_op(context: &Context, peers: &PeerTable, op: &Op<'_>) -> Result<(), SubmitError> {
-    let device = context.device;
-    match op {
-        Op::Launch(launch) if launch.kernel().contract().resident => {
-            return Err(SubmitError::Sliced { kernel: launch.kernel().contract().name.clone() });
-        }
-        Op::Launch(launch) => return check_launch(context, peers, launch),
-        Op::Replay(graph) => {
-            let ours = CudaGraph::of(graph).is_some_and(|graph| graph.belongs_to(context));
-            let owner = graph.graph().device();
-            if !ours {
-                return Err(SubmitError::Foreign { what: "graph", owner, device });
-            }
-            // Its nodes were checked when they were set; a communicator of one may have ended since.
-            return communicator::check_live(op);
-        }
-        Op::Collective(group) => communicator::check(context, group)?,
-        Op::Copy(_) | Op::Fill(_) | Op::Timestamp(_) => {}
-        _ => return Err(SubmitError::Unsupported { device, what: op.name() }),
-    }
-    let mut result = Ok(());
-    op.for_each_access(|view, access| {
-        if result.is_ok() {
-            result = check_view(context, peers, view, access);
-        }
-    });
-    result
-}
-
-/// Checks that a launch's kernel and operands are of CUDA devices, within reach of this one.
-pub(crate) fn check_launch(
-    context: &Context,
-    peers: &PeerTable,
-    launch: &Launch<'_>,
-) -> Result<(), SubmitError> {
-    let kernel = launch.kernel();
-    let ours = CudaKernel::of(kernel).is_some_and(|kernel| kernel.belongs_to(context));
-    if !ours {
-        let (owner, device) = (kernel.device(), context.device);
-        return Err(SubmitError::Foreign { what: "kernel", owner, device });
-    }
-    launch.buffers().try_for_each(|(view, access)| check_view(context, peers, view, access))
-}
-
-fn check_view(
-    context: &Context,
-    peers: &PeerTable,
-    view: &BufferView,
-    access: Access,
-) -> Result<(), SubmitError> {
-    let (owner, device) = (view.device(), context.device);
-    // Memory of another driver is nothing to this one.
-    let known = buffer_of(view).filter(|buffer| Arc::ptr_eq(&buffer.context().driver, &context.driver));
-    let Some(buffer) = known else {
-        return Err(SubmitError::Foreign { what: "buffer", owner, device });
-    };
-    if std::ptr::eq(Arc::as_ptr(buffer.context()), context) || buffer.kind().is_host_visible() {
-        return Ok(());
-    }
-    // Another context of the same device is another owner, whose memory nobody has opened to this one. What another
-    // library allocated in a pool of its own was not opened by us either.
-    if owner == device || !buffer.is_open_to_peers() {
-        return Err(SubmitError::Foreign { what: "buffer", owner, device });
-    }
-    // Both devices are open, so they were introduced to each other.
-    if peers.reaches(device.ordinal, owner.ordinal) {
-        return Ok(());
-    }
-    match access {
-        Access::Read => Err(SubmitError::NoLink { from: owner, to: device }),
-        Access::Write | Access::ReadWrite => Err(SubmitError::NoLink { from: device, to: owner }),
-    }
 }
 
 /// The user's handle of a queue. It keeps the device open.

@@ -153,17 +153,22 @@ impl CudaSemaphore {
         wakers.extend(coming.watchers.extract_if(.., |(wanted, _)| *wanted <= value).map(|(_, w)| w));
     }
 
-    /// Takes note of a value whose event is over, and wakes nobody: the signal's queue does.
-    fn saw(&self, value: u64) {
+    /// Takes note of a value whose event is over, and wakes nobody: the signal's queue does. Not of one that is doomed,
+    /// whose event is over because its work was ended; whether it counts.
+    fn saw(&self, value: u64) -> bool {
+        let mut coming = self.coming();
+        if coming.doomed.as_ref().is_some_and(|(doomed, _)| *doomed <= value) {
+            return false;
+        }
         // Release: see `known`. Before the signal goes, so that one of the two is found.
         self.seen.fetch_max(value, Ordering::Release);
-        let mut coming = self.coming();
         coming.signals.retain(|signal| signal.value > value);
         coming.dependents.retain(|(wanted, _)| *wanted > value);
+        true
     }
 
-    /// Notes that `value` will not be reached by the signal of it that is in a stream; the queues whose streams wait for
-    /// that.
+    /// Notes that `value` will not be reached by the signal of it that is in a stream, whatever becomes of that; the
+    /// queues whose streams wait for it.
     fn doom(&self, value: u64, failure: &Arc<Failure>) -> Vec<Arc<QueueCore>> {
         let mut coming = self.coming();
         coming.signals.retain(|signal| signal.value < value);
@@ -180,9 +185,10 @@ impl CudaSemaphore {
 
     /// Raises the value, whose event is over.
     fn reached(&self, value: u64) {
-        self.saw(value);
-        self.stop_watching(|wanted| wanted <= value);
-        self.timeline.raise(value);
+        if self.saw(value) {
+            self.stop_watching(|wanted| wanted <= value);
+            self.timeline.raise(value);
+        }
     }
 
     /// Lets go of queues that the timeline itself wakes.

@@ -1,4 +1,4 @@
-//! What a call costs the host, and how long it takes the device, beside NCCL alone; in rounds that alternate.
+//! What a call costs the host, and how long calls take until they are done, beside NCCL alone; in rounds that alternate.
 
 use std::{
     ffi::{c_int, c_void},
@@ -15,7 +15,8 @@ use nccl_rs::{
 use serde_json::json;
 use warpweft_cli::measure::Bar;
 use warpweft_core_types::{
-    BufferDesc, BufferView, CollectiveCall, CollectiveGroup, CollectiveOp, DType, Op, ReduceOp, Submission,
+    BufferDesc, BufferView, CollectiveCall, CollectiveGroup, CollectiveOp, DType, Op, Queue, ReduceOp,
+    Submission,
 };
 
 use super::{Rank, Ranks};
@@ -60,11 +61,11 @@ struct Alone {
 struct Both<'a> {
     rank: &'a Rank<'a>,
     alone: Alone,
-    /// The stream of our queue.
-    queue: sys::CUstream,
+    /// A queue whose stream nobody else has.
+    queue: Arc<dyn Queue>,
     src: BufferView,
     dst: BufferView,
-    marks: [sys::CUevent; 2],
+    mark: sys::CUevent,
     barrier: &'a Barrier,
 }
 
@@ -163,13 +164,10 @@ impl<'a> Both<'a> {
         let comm = Communicator::init(nccl, &desc)?;
         let alone = Alone { comm, stream: context.new_stream()?, all_reduce: all_reduce(nccl)? };
         context.bind_to_thread()?;
-        let interop = rank.bench.device.interop().context("interop")?;
-        let handle = interop.queue_handle(rank.bench.queue.as_ref())?.value;
-        let queue = std::ptr::with_exposed_provenance_mut(usize::try_from(handle)?);
+        let queue = rank.bench.new_queue()?;
         let memory = || rank.bench.allocate(BufferDesc::device(LARGEST));
-        let mark = || event::create(sys::CUevent_flags::CU_EVENT_DEFAULT);
-        let marks = [mark()?, mark()?];
-        Ok(Self { rank, alone, queue, src: memory()?, dst: memory()?, marks, barrier })
+        let mark = event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)?;
+        Ok(Self { rank, alone, queue, src: memory()?, dst: memory()?, mark, barrier })
     }
 
     /// The cost of a call to the host.
@@ -182,7 +180,7 @@ impl<'a> Both<'a> {
         let ops = [Op::Collective(CollectiveGroup::new(&self.rank.comm, &calls))];
         let submission = Submission { ops: &ops, ..Submission::default() };
         let (address, handle) = (self.address(&view)?, self.alone.comm.as_raw());
-        let (queue, stream) = (&self.rank.bench.queue, self.alone.stream.cu_stream().cast());
+        let (queue, stream) = (&self.queue, self.alone.stream.cu_stream().cast());
         let (mut host, mut allocations) = ([Samples::default(), Samples::default()], 0);
         for round in 0..ROUNDS + WARM_UP {
             let before = alloc::count_here();
@@ -193,7 +191,7 @@ impl<'a> Both<'a> {
                 Ok(())
             })?;
             let allocated = alloc::count_here() - before;
-            self.rank.bench.run(&[])?;
+            self.wait_for_queue()?;
             let theirs = timed(|| {
                 for _ in 0..CALLS {
                     // SAFETY: two numbers of memory that lives until the stream was waited for; the communicator is this
@@ -205,7 +203,7 @@ impl<'a> Both<'a> {
                 }
                 Ok(())
             })?;
-            self.wait(self.alone.stream.cu_stream())?;
+            self.wait_for_stream()?;
             if round >= WARM_UP {
                 host[0].add(ours / CALLS);
                 host[1].add(theirs / CALLS);
@@ -269,11 +267,11 @@ impl<'a> Both<'a> {
     fn own(&self, call: &CollectiveCall<'_>, calls: u32) -> Result<Duration> {
         let ops = [Op::Collective(CollectiveGroup::new(&self.rank.comm, std::slice::from_ref(call)))];
         let submission = Submission { ops: &ops, ..Submission::default() };
-        let queue = &self.rank.bench.queue;
-        self.on_device(self.queue, calls, || {
-            queue.submit(&submission)?;
+        let submit = || {
+            self.queue.submit(&submission)?;
             Ok(())
-        })
+        };
+        self.until_done(calls, submit, || self.wait_for_queue())
     }
 
     #[expect(unsafe_code, reason = "vouches for memory")]
@@ -289,7 +287,7 @@ impl<'a> Both<'a> {
         // SAFETY: as above.
         let mut dst = dst.map(|(address, count)| unsafe { Dst::new(address, count, DataType::F32) });
         let sum = nccl_rs::ReduceOp::Sum;
-        self.on_device(self.alone.stream.cu_stream(), calls, || {
+        let call = || {
             match (call.op(), src.as_ref(), dst.as_mut()) {
                 (CollectiveOp::AllReduce(_), Some(src), Some(dst)) => comm.all_reduce(src, dst, sum, &stream),
                 (CollectiveOp::ReduceScatter(_), Some(src), Some(dst)) => {
@@ -304,47 +302,41 @@ impl<'a> Both<'a> {
                 _ => anyhow::bail!("an operand is missing"),
             }?;
             Ok(())
-        })
+        };
+        self.until_done(calls, call, || self.wait_for_stream())
     }
 
-    /// How long each of some calls takes the device, once all ranks are there.
-    #[expect(unsafe_code, reason = "calls the driver")]
-    fn on_device(
+    /// How long each of some calls takes until all are done, once all ranks are there.
+    fn until_done(
         &self,
-        stream: sys::CUstream,
         calls: u32,
         mut call: impl FnMut() -> Result<()>,
+        wait: impl Fn() -> Result<()>,
     ) -> Result<Duration> {
-        let [start, end] = self.marks;
         self.barrier.wait();
-        // One that is not counted brings the ranks together on the devices.
-        call()?;
-        // SAFETY: event and stream are live and of the context that is current.
-        unsafe { event::record(start, stream) }?;
-        for _ in 0..calls {
-            call()?;
-        }
-        // SAFETY: as above.
-        unsafe { event::record(end, stream) }?;
-        self.wait_for(end)?;
-        // SAFETY: both were recorded and are over.
-        let ms = unsafe { event::elapsed(start, end) }?;
-        Ok(Duration::from_secs_f64(f64::from(ms) / 1e3 / f64::from(calls)))
+        let time = timed(|| {
+            for _ in 0..calls {
+                call()?;
+            }
+            wait()
+        })?;
+        Ok(time / calls)
+    }
+
+    fn wait_for_queue(&self) -> Result<()> {
+        let done = self.rank.bench.point()?;
+        self.queue.submit(&Submission { signals: std::slice::from_ref(&done), ..Submission::default() })?;
+        Ok(done.wait(LIMIT)?)
     }
 
     #[expect(unsafe_code, reason = "calls the driver")]
-    fn wait(&self, stream: sys::CUstream) -> Result<()> {
+    fn wait_for_stream(&self) -> Result<()> {
         // SAFETY: event and stream are live and of the context that is current.
-        unsafe { event::record(self.marks[1], stream) }?;
-        self.wait_for(self.marks[1])
-    }
-
-    #[expect(unsafe_code, reason = "calls the driver")]
-    fn wait_for(&self, mark: sys::CUevent) -> Result<()> {
+        unsafe { event::record(self.mark, self.alone.stream.cu_stream()) }?;
         let start = Instant::now();
         loop {
             // SAFETY: the event is live.
-            match unsafe { event::query(mark) } {
+            match unsafe { event::query(self.mark) } {
                 Ok(()) => return Ok(()),
                 Err(error) if error.0 == sys::CUresult::CUDA_ERROR_NOT_READY => {}
                 Err(error) => return Err(error.into()),

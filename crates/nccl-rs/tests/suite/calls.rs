@@ -1,8 +1,18 @@
 //! What calls compute, with libraries new and old, blocking and not.
 
-use std::sync::Arc;
+use std::{
+    any::Any,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
+    time::Duration,
+};
 
-use nccl_rs::{CommunicatorConfig, DataType, Element, Memory, ReduceOp, SignalWait, WindowKind};
+use nccl_rs::{
+    Communicator, CommunicatorConfig, CommunicatorDesc, DataType, Element, Error, Memory, ReduceOp,
+    SignalWait, WindowKind,
+};
 use proptest::prelude::*;
 use warpweft_stand_in_nccl::StandIn;
 
@@ -204,6 +214,50 @@ fn every_rank_multiplies_by_its_own_factor() {
         rank.comm.all_reduce(&src(own), &mut dst(out), &factor, &rank.stream()).unwrap();
     };
     check(2, |_| vec![1.0_f32, 2.0], call, |_| vec![2.0, 4.0]);
+}
+
+#[test]
+fn a_factor_of_a_type_that_is_known_at_run_time() {
+    let call = |rank: &Rank<'_>, own: &[f32], out: &mut Vec<f32>| {
+        out.resize(2, 0.0);
+        let factor = rank.comm.premul_sum_of(DataType::F32, &2.5_f32.to_ne_bytes()).unwrap();
+        rank.comm.all_reduce(&src(own), &mut dst(out), &factor, &rank.stream()).unwrap();
+        let short = rank.comm.premul_sum_of(DataType::F32, &[0; 2]);
+        assert!(matches!(short, Err(Error::Length { expected: 4, found: 2, .. })), "{short:?}");
+    };
+    check(2, |_| vec![1.0_f32, 2.0], call, |_| vec![5.0, 10.0]);
+}
+
+/// Each rank is made where a program's own code has made something current, and is given its own time for that.
+#[test]
+fn ranks_are_made_where_the_program_says() {
+    let rig = Rig::new();
+    let (id, entered) = (rig.nccl.unique_id().unwrap(), Arc::new(AtomicU32::new(0)));
+    let config = CommunicatorConfig::new().blocking(true);
+    let desc = |rank| {
+        let (entered, left) = (Arc::clone(&entered), Arc::clone(&entered));
+        let enter = move || {
+            entered.fetch_add(1, Ordering::SeqCst);
+            let left = Arc::clone(&left);
+            Ok(Box::new(Guard(left)) as Box<dyn Any>)
+        };
+        CommunicatorDesc::new(id, rank, 2).entered_by(enter).config(config.clone())
+    };
+    let late = Communicator::init(&rig.nccl, &desc(0).within(Duration::from_millis(50)));
+    assert!(matches!(&late, Err(Error::TimedOut { .. })), "{late:?}");
+    assert_eq!(entered.load(Ordering::SeqCst), 1, "it is still in the call that makes a rank");
+    let refused = CommunicatorDesc::new(id, 1, 2).entered_by(|| Err("no such context".to_owned()));
+    let refused = Communicator::init(&rig.nccl, &refused.config(config.clone()));
+    assert!(matches!(&refused, Err(Error::Invalid { what }) if what == "no such context"), "{refused:?}");
+}
+
+/// Something current.
+struct Guard(Arc<AtomicU32>);
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
 }
 
 #[test]

@@ -385,6 +385,84 @@ fn streams_of_another_library_take_collectives() -> Outcome {
 }
 
 #[test]
+fn an_abort_fails_a_queue_in_a_stream_of_another_library() -> Outcome {
+    let world = World::new(2)?;
+    let mut ranks = world.join(2)?;
+    let near = &mut ranks[0];
+    let other = Other::of(&world.driver);
+    let family = near.lane.device.interop().ok_or("the family is absent")?;
+    let context = family.device_handle().value;
+    let foreign = other.create_stream(context);
+    let queue = family.import_queue(stream("CUstream", foreign, Arc::new(())), &QueueDesc::default())?;
+    let view = near.lane.memory(BufferDesc::device(8))?;
+    let calls = [near.call(SUM, DType::U32, Some(&view), Some(&view))?];
+    let ops = [Op::Collective(CollectiveGroup::new(&near.comm, &calls))];
+    // Several gather, and the last one signals.
+    let done = SemaphorePoint::new(&near.lane.device.create_semaphore(0)?, 1);
+    for _ in 0..3 {
+        queue.submit(&Submission { ops: &ops, ..Submission::default() })?;
+    }
+    queue.submit(&Submission { waits: &[], ops: &ops, signals: std::slice::from_ref(&done) })?;
+    near.comm.abort(aborted("a test"), Deadline::within(LIMIT))?;
+    assert!(matches!(done.wait(PATIENCE), Err(WaitError::Failed(failure)) if is_aborted(&failure, "a test")));
+    // The stream is the other library's, and goes on.
+    other.synchronise(context, foreign).map_err(|code| code.to_string())?;
+    assert!(queue.failure().is_some());
+    let weak = Arc::downgrade(view.buffer());
+    drop(view);
+    until(|| weak.upgrade().is_none());
+    Ok(())
+}
+
+/// Submits until the communicator has ended.
+fn sum_until_aborted(rank: &Rank) -> Outcome<()> {
+    let view = rank.lane.memory(BufferDesc::device(64))?;
+    let (queue, comm) = (rank.lane.device.create_queue(&QueueDesc::default())?, &rank.comm);
+    let semaphore = rank.lane.device.create_semaphore(0)?;
+    let call = rank.call(SUM, DType::F32, Some(&view), Some(&view))?;
+    let ops = [Op::Collective(CollectiveGroup::new(comm, std::slice::from_ref(&call)))];
+    for value in 1.. {
+        let point = SemaphorePoint::new(&semaphore, value);
+        let signals = if value % 3 == 0 { std::slice::from_ref(&point) } else { &[] };
+        match queue.submit(&Submission { waits: &[], ops: &ops, signals }) {
+            Ok(_) => {}
+            Err(SubmitError::Failed(_)) => break,
+            Err(SubmitError::QueueFull { .. }) => thread::yield_now(),
+            Err(other) => return Err(other.into()),
+        }
+        if value % 30 == 0 && point.wait(PATIENCE).is_err() {
+            break;
+        }
+    }
+    let weak = Arc::downgrade(view.buffer());
+    drop(view);
+    until(|| weak.upgrade().is_none());
+    // A queue in which nothing was under way then is in order.
+    assert!(queue.failure().is_none_or(|failure| is_aborted(&failure, "a test")));
+    Ok(())
+}
+
+/// Many submit while somebody aborts: each is told of it, and nothing hangs.
+#[test]
+fn an_abort_in_the_middle_of_everything() -> Outcome {
+    let world = World::new(2)?;
+    for round in 0..5_u64 {
+        let ranks = world.join(2)?;
+        let results = thread::scope(|scope| {
+            let threads: Vec<_> =
+                ranks.iter().map(|rank| scope.spawn(move || sum_until_aborted(rank))).collect();
+            thread::sleep(Duration::from_millis(3 + round * 4));
+            for rank in &ranks {
+                rank.comm.abort(aborted("a test"), Deadline::within(LIMIT))?;
+            }
+            threads.into_iter().try_for_each(|thread| thread.join().unwrap())
+        });
+        results?;
+    }
+    Ok(())
+}
+
+#[test]
 fn an_abort_fails_what_waits_for_a_rank_that_never_comes() -> Outcome {
     let world = World::new(2)?;
     let mut ranks = world.join(2)?;
@@ -415,8 +493,15 @@ fn an_abort_fails_what_waits_for_a_rank_that_never_comes() -> Outcome {
     before.wait(PATIENCE)?;
     assert!(matches!(lonely.wait(Duration::from_millis(30)), Err(WaitError::Timeout { .. })));
     let comm = Arc::clone(&near.comm);
+    // Those who look at the event themselves are told the same.
+    let waiting = lonely.clone();
+    let waiter = thread::spawn(move || waiting.wait(PATIENCE));
+    thread::sleep(Duration::from_millis(5));
     let done = soon(LIMIT, move || comm.abort(aborted("a test"), Deadline::within(LIMIT)));
     done.ok_or("an abort takes longer than it may")??;
+    assert!(
+        matches!(waiter.join().unwrap(), Err(WaitError::Failed(failure)) if is_aborted(&failure, "a test"))
+    );
     for point in [&lonely, &behind, &one, &two] {
         let Err(WaitError::Failed(failure)) = point.wait(PATIENCE) else {
             return Err("it is not told that it failed".into());

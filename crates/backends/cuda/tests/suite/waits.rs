@@ -318,6 +318,33 @@ fn a_stream_that_is_captured_later() -> Outcome {
     Ok(())
 }
 
+/// Nothing of ours is put in a stream of theirs later than when it was submitted.
+#[test]
+fn a_stream_that_is_captured_behind_a_submission_without_signals() -> Outcome {
+    let stand_in = StandIn::load()?;
+    let lane = Lane::open(&backend(&stand_in), 0)?;
+    let family = lane.device.interop().ok_or("absent")?;
+    let (context, other) = (family.device_handle().value, Other::of(&stand_in));
+    let theirs = other.create_stream(context);
+    let imported = family.import_queue(stream("CUstream", theirs, Arc::new(())), &QueueDesc::default())?;
+    let ours = lane.device.create_queue(&QueueDesc::default())?;
+    let memory = lane.memory(BufferDesc::device(64))?;
+    let ops = [Op::Fill(FillRegion::bytes(&memory, 1))];
+    for queue in [imported, ours] {
+        queue.submit(&Submission { ops: &ops, ..Submission::default() })?;
+        let handle = family.queue_handle(queue.as_ref())?.value;
+        queue.submit(&Submission { ops: &ops, ..Submission::default() })?;
+        other.begin_capture_mode(context, handle, 1).map_err(|code| code.to_string())?;
+        std::thread::sleep(std::time::Duration::from_millis(10));
+        other.end_capture(context, handle).map_err(|code| code.to_string())?;
+        let done = SemaphorePoint::new(&lane.device.create_semaphore(0)?, 1);
+        let signals = std::slice::from_ref(&done);
+        queue.submit(&Submission { waits: &[], ops: &ops, signals })?;
+        done.wait(PATIENCE)?;
+    }
+    Ok(())
+}
+
 /// Whoever records may panic.
 #[test]
 fn captures_of_every_kind() -> Outcome {

@@ -1,9 +1,10 @@
 //! Sums over the ranks of one host, as threads and as processes, beside Open MPI's and beside copying as many bytes.
 //!
-//! Run: `cargo bench -p warpweft-benches --bench host_collectives -- [--ranks N] [--rounds N] [--largest BYTES]`
+//! Run: `cargo bench -p warpweft-benches --bench host_collectives -- [--ranks N] [--rounds N]
+//! [--smallest BYTES] [--largest BYTES]`
 //!
 //! Open MPI is taken from the path, or from the prefix in `MPI_PREFIX` (such as `usr` of unpacked packages); its program
-//! is compiled with `cc`. Contenders run by turns and sleep in between, and every reading is the mean of a batch on the
+//! is compiled with `cc`. It binds ranks to cores, and so do the others here. Contenders run by turns and sleep in between, and every reading is the mean of a batch on the
 //! slowest rank; compare ratios of one run.
 
 #[cfg(target_os = "linux")]
@@ -30,7 +31,10 @@ mod linux {
     };
 
     use anyhow::{Context as _, bail, ensure};
-    use rustix::fs::{CWD, FileType, Mode, mknodat};
+    use rustix::{
+        fs::{CWD, FileType, Mode, mknodat},
+        thread::{CpuSet, sched_setaffinity},
+    };
     use warpweft::bootstrap::{Group, JoinConfig, Meeting, Rank, Rendezvous, RunId};
     use warpweft_core_types::{CollectiveOp, DType, ReduceOp};
     use warpweft_host_collectives::{HostCommunicator, HostConfig, SliceCall, Slices};
@@ -50,16 +54,18 @@ mod linux {
     struct Options {
         ranks: u32,
         rounds: usize,
+        smallest: usize,
         largest: usize,
     }
 
     impl Options {
         fn read(words: &[&str]) -> anyhow::Result<Self> {
-            let mut options = Self { ranks: 2, rounds: 21, largest: 64 << 20 };
+            let mut options = Self { ranks: 2, rounds: 21, smallest: 4 << 10, largest: 64 << 20 };
             for pair in words.chunks(2) {
                 match pair {
                     ["--ranks", number] => options.ranks = number.parse()?,
                     ["--rounds", number] => options.rounds = number.parse()?,
+                    ["--smallest", number] => options.smallest = number.parse()?,
                     ["--largest", number] => options.largest = number.parse()?,
                     other => bail!("{other:?}"),
                 }
@@ -79,7 +85,8 @@ mod linux {
             Ok(contender) => contenders.push(contender),
             Err(error) => println!("Open MPI was not found, so that there is no peer: {error:#}"),
         }
-        let sizes = (12..).map(|power| 1_usize << power).take_while(|bytes| *bytes <= options.largest);
+        let sizes = (2..).map(|power| 1_usize << power).skip_while(|bytes| *bytes < options.smallest);
+        let sizes = sizes.take_while(|bytes| *bytes <= options.largest);
         for bytes in sizes {
             let iterations = ((16 << 20) / bytes).clamp(2, 1000);
             let mut times = vec![Vec::new(); contenders.len()];
@@ -98,7 +105,7 @@ mod linux {
     fn print(size: u32, bytes: usize, contenders: &[Contender], times: &mut [Vec<u64>]) {
         let at = |times: &[u64], percent: usize| times[(times.len() * percent).div_ceil(100).max(1) - 1];
         let mut medians = Vec::new();
-        let mut line = format!("{size} ranks {:>6} KiB", bytes >> 10);
+        let mut line = format!("{size} ranks {bytes:>9} B");
         for (contender, times) in contenders.iter().zip(times) {
             times.sort_unstable();
             let (median, late) = (at(times, 50), at(times, 99));
@@ -280,6 +287,14 @@ mod linux {
         }
     }
 
+    /// The defaults, or `HOST_CONFIG=chunk_bytes,one_shot_bytes,direct_bytes`, by which the defaults were found.
+    fn config() -> anyhow::Result<HostConfig> {
+        let Ok(words) = env::var("HOST_CONFIG") else { return Ok(HostConfig::default()) };
+        let numbers: Result<Vec<usize>, _> = words.split(',').map(str::parse).collect();
+        let [chunk_bytes, one_shot_bytes, direct_bytes] = numbers?[..] else { bail!("{words}") };
+        Ok(HostConfig { chunk_bytes, one_shot_bytes, direct_bytes, ..HostConfig::default() })
+    }
+
     /// Does what the lines say until they end.
     fn serve(mut measure: impl FnMut(usize, usize) -> anyhow::Result<u64>) -> anyhow::Result<()> {
         for line in std::io::stdin().lock().lines() {
@@ -290,10 +305,19 @@ mod linux {
         Ok(())
     }
 
+    /// Keeps this thread where no other rank is, if there are cores enough.
+    fn bind(rank: u32) {
+        let mut cores = CpuSet::new();
+        cores.set(rank as usize);
+        // Fewer cores than ranks are a case to measure too.
+        let _bound = sched_setaffinity(None, &cores);
+    }
+
     fn process(rank: u32, size: u32, path: &str) -> anyhow::Result<()> {
+        bind(rank);
         let rendezvous = Rendezvous::file(path, RunId::from("bench"));
         let group = Group::join(rendezvous, JoinConfig::new(Rank(rank), size), WITHIN)?;
-        let communicator = HostCommunicator::join(Arc::new(group), &HostConfig::default(), WITHIN)?;
+        let communicator = HostCommunicator::join(Arc::new(group), &config()?, WITHIN)?;
         serve(|bytes, iterations| all_reduces(&communicator, bytes, iterations))
     }
 
@@ -303,7 +327,7 @@ mod linux {
             let meeting = Rendezvous::Meeting(meeting.clone());
             thread::spawn(move || {
                 let group = Group::join(meeting, JoinConfig::new(Rank(rank), size), WITHIN)?;
-                anyhow::Ok(HostCommunicator::join(Arc::new(group), &HostConfig::default(), WITHIN)?)
+                anyhow::Ok(HostCommunicator::join(Arc::new(group), &config()?, WITHIN)?)
             })
         };
         let joining: Vec<_> = (0..size).map(join).collect();
@@ -335,7 +359,11 @@ mod linux {
     fn slowest<T: Sync>(of: &[T], work: impl Fn(&T) -> anyhow::Result<u64> + Sync) -> anyhow::Result<u64> {
         thread::scope(|scope| {
             let work = &work;
-            let threads: Vec<_> = of.iter().map(|item| scope.spawn(move || work(item))).collect();
+            let bound = |(item, rank)| {
+                bind(rank);
+                work(item)
+            };
+            let threads: Vec<_> = of.iter().zip(0..).map(|at| scope.spawn(move || bound(at))).collect();
             let times: anyhow::Result<Vec<u64>> =
                 threads.into_iter().map(|thread| thread.join().expect("none panics")).collect();
             Ok(times?.into_iter().max().unwrap_or(0))

@@ -18,6 +18,7 @@ use crate::{
     collective::{self, Outcome},
     fabric::{Ended, Fabric, Occasion},
     join,
+    origin::Origin,
     pairwise::{Counts, Pairs},
     sync::Ordering,
 };
@@ -30,7 +31,7 @@ use crate::{
 /// Dropping it tells the others, whose calls that need this rank fail with [`CollectiveFailure::PeerLost`].
 pub struct HostCommunicator {
     group: Arc<Group>,
-    process: u32,
+    origin: Origin,
     /// Nothing is shared by a rank alone.
     fabric: Option<Fabric>,
     turn: Turn,
@@ -88,7 +89,7 @@ impl HostCommunicator {
             if group.size() == 1 { None } else { Some(join::join(&group, config, deadline.into())?) };
         let state = State { step: 0, number: 0, counts: Counts::new(group.size()), alone: Alone::default() };
         Ok(Self {
-            process: process::id(),
+            origin: Origin::here(),
             fabric,
             turn: Turn { free: Mutex::new((Some(Box::new(state)), 0)), changed: Condvar::new() },
             aborted: Mutex::new(None),
@@ -249,8 +250,10 @@ impl HostCommunicator {
     }
 
     fn check_process(&self) -> Result<(), HostFailure> {
-        let (joined, here) = (self.process, process::id());
-        if joined == here { Ok(()) } else { Err(HostFailure::Forked { joined, here }) }
+        if self.origin.is_here() {
+            return Ok(());
+        }
+        Err(HostFailure::Forked { joined: self.origin.process, here: process::id() })
     }
 }
 

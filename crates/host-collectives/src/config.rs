@@ -11,7 +11,8 @@ use crate::HostError;
 pub struct HostConfig {
     /// What a rank hands over at a time in operations that go in steps: a chunk of each part.
     pub chunk_bytes: usize,
-    /// Up to here a reduction to all takes one step, in which every rank reduces everything.
+    /// Operands of all ranks together up to which every rank of a reduction to all reduces everything; two ranks always
+    /// do.
     pub one_shot_bytes: usize,
     /// From here on, threads of one process read and write each other's operands.
     pub direct_bytes: usize,
@@ -24,9 +25,9 @@ pub struct HostConfig {
 impl Default for HostConfig {
     fn default() -> Self {
         Self {
-            chunk_bytes: 64 << 10,
-            one_shot_bytes: 32 << 10,
-            direct_bytes: 16 << 10,
+            chunk_bytes: 128 << 10,
+            one_shot_bytes: 256 << 10,
+            direct_bytes: 4 << 10,
             is_direct: true,
             fragment_bytes: 16 << 10,
         }

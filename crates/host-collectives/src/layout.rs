@@ -95,7 +95,6 @@ impl Layout {
         let size = size as usize;
         // A chunk of every part, and one more for what this rank has reduced.
         let slot_bytes = config.chunk_bytes * (size + 1);
-        let slot_bytes = slot_bytes.max(config.one_shot_bytes.next_multiple_of(64));
         Self { size, slot_bytes, fragment_bytes: config.fragment_bytes }
     }
 

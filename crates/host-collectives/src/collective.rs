@@ -129,7 +129,7 @@ fn chunk(fabric: &Fabric, op: CollectiveOp, way: Way) -> usize {
         CollectiveOp::AllReduce(_)
         | CollectiveOp::ReduceScatter(_)
         | CollectiveOp::Scatter { .. }
-        | CollectiveOp::AllToAll => fabric.config.chunk_bytes,
+        | CollectiveOp::AllToAll => fabric.region.layout().chunk_bytes,
         // Slots hold nothing else then.
         _ => fabric.region.layout().slot_bytes,
     }
@@ -290,11 +290,11 @@ impl<'a> Work<'a> {
         match self.way {
             Way::Direct => self.between_operands(),
             Way::OneShot => [self.reduce_all(index, step)].into_iter().collect(),
-            Way::Slots => self.from_slots(index, step),
+            Way::Slots => self.out_of_slots(index, step),
         }
     }
 
-    fn from_slots(&self, index: usize, step: u64) -> Moves {
+    fn out_of_slots(&self, index: usize, step: u64) -> Moves {
         let own = self.rank();
         let slot = |rank| self.fabric.region.slot(rank, step);
         let (src, dst) = (self.call.src, self.call.dst);

@@ -29,6 +29,8 @@ use crate::{
 /// order on all of them, and sends and receives in the same order between two.
 ///
 /// Dropping it tells the others, whose calls that need this rank fail with [`CollectiveFailure::PeerLost`].
+// Ranks of one process would write each other's lines otherwise, if they lie side by side.
+#[repr(align(128))]
 pub struct HostCommunicator {
     group: Arc<Group>,
     origin: Origin,
@@ -59,6 +61,7 @@ pub struct RankProgress {
 
 /// What only the rank that calls uses.
 #[derive(Debug)]
+#[repr(align(128))]
 struct State {
     /// The latest step, which all have published.
     step: u64,
@@ -84,7 +87,7 @@ impl HostCommunicator {
         config: &HostConfig,
         deadline: impl Into<Deadline>,
     ) -> Result<Self, HostError> {
-        config.check()?;
+        config.check(group.size())?;
         let fabric =
             if group.size() == 1 { None } else { Some(join::join(&group, config, deadline.into())?) };
         let state = State { step: 0, number: 0, counts: Counts::new(group.size()), alone: Alone::default() };

@@ -44,7 +44,7 @@ pub(crate) fn join(group: &Arc<Group>, config: &HostConfig, deadline: Deadline) 
     } else {
         share_between(group, layout, deadline)
     };
-    let text = region.as_ref().err().map(|error| describe(error));
+    let text = region.as_ref().err().map(describe);
     group.confirm(NAME, text.as_deref().map_or(Ok(()), Err), deadline).map_err(HostError::from).or_else(
         |error| {
             // What failed here says more than that it failed.

@@ -20,7 +20,7 @@ fn say(words: &str) {
 }
 
 pub(crate) fn config(words: &str) -> HostConfig {
-    let small = HostConfig { chunk_bytes: 128, one_shot_bytes: 0, fragment_bytes: 64, ..Default::default() };
+    let small = HostConfig { slot_bytes: 1024, one_shot_bytes: 0, fragment_bytes: 64, ..Default::default() };
     match words {
         "small" => small,
         "once" => HostConfig { one_shot_bytes: 1 << 16, ..small },

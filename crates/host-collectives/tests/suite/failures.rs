@@ -413,14 +413,16 @@ fn calls_that_make_no_sense_are_refused_before_they_begin() {
 #[test]
 fn ranks_join_with_one_config() {
     let outcomes = each(groups(2), |group| {
-        let chunk_bytes = 64 << group.rank().0;
-        let config = HostConfig { chunk_bytes, ..HostConfig::default() };
+        let slot_bytes = 640 << group.rank().0;
+        let config = HostConfig { slot_bytes, ..HostConfig::default() };
         HostCommunicator::join(Arc::clone(&group), &config, WITHIN).map(drop)
     });
     for outcome in outcomes {
         assert!(matches!(outcome, Err(HostError::OtherConfig { rank: 1 })), "{outcome:?}");
     }
-    let config = HostConfig { chunk_bytes: 65, ..HostConfig::default() };
-    let refused = HostCommunicator::join(groups(1).remove(0), &config, WITHIN);
-    assert!(matches!(refused, Err(HostError::InvalidConfig(_))));
+    for slot_bytes in [0, 64, 129] {
+        let config = HostConfig { slot_bytes, ..HostConfig::default() };
+        let refused = HostCommunicator::join(groups(1).remove(0), &config, WITHIN);
+        assert!(matches!(refused, Err(HostError::InvalidConfig(_))));
+    }
 }

@@ -200,7 +200,7 @@ fn every_operation_of_one_to_eight_ranks() {
 
 #[test]
 fn sixteen_ranks() {
-    every_operation(16, &HostConfig { chunk_bytes: 1024, direct_bytes: 3000, ..HostConfig::default() });
+    every_operation(16, &HostConfig { slot_bytes: 16 << 10, direct_bytes: 3000, ..HostConfig::default() });
 }
 
 #[test]
@@ -311,6 +311,40 @@ fn bytes_are_rounded_to_the_nearest_and_what_is_too_large_is_the_largest() {
             let nearest = numbers.iter().map(|number| (number - sum).abs()).fold(f64::INFINITY, f64::min);
             let is_right = if sum.is_nan() { got.is_nan() } else { (got - sum).abs() == nearest };
             assert!(is_right, "{dtype}: {a} + {b} is {got}");
+        }
+    }
+}
+
+#[test]
+fn reductions_by_themselves_come_to_what_the_oracle_says() {
+    use warpweft_host_collectives::reduce;
+
+    for dtype in DType::ALL {
+        let element = dtype.size_bytes() as usize;
+        for op in ReduceOp::ALL.into_iter().filter(|op| op.is_defined_for(dtype)) {
+            let given: Vec<Vec<u8>> = (0..2).map(|rank| elements(dtype, 1500, 90 + rank)).collect();
+            // Memory that is aligned for nothing.
+            let mut memory = [vec![0], given[0].clone()].concat();
+            let acc = &mut memory[1..];
+            let mut other = given[1].clone();
+            if let ReduceOp::PremulSum(_) = op {
+                reduce::premultiply(dtype, factor(0), acc);
+                reduce::premultiply(dtype, factor(1), &mut other);
+            }
+            reduce::reduce(op, dtype, acc, &other);
+            reduce::finish(op, dtype, 2, acc);
+            for (index, got) in acc.chunks(element).enumerate() {
+                let at = |rank: usize| &given[rank][index * element..][..element];
+                let expected = oracle::reduced(op, dtype, &[factor(0), factor(1)], &[at(0), at(1)]);
+                let expected = match expected {
+                    // It is rounded up to three times on the way.
+                    oracle::Expected::About(want, tolerance) => {
+                        oracle::Expected::About(want, tolerance * 3.0)
+                    }
+                    exactly => exactly,
+                };
+                expected.check(dtype, got, &|| format!("element {index}, {op} of {dtype}"));
+            }
         }
     }
 }

@@ -154,7 +154,8 @@ impl Fabric {
             *said = true;
         }
         self.region.common().ending.end(self.rank);
-        for rank in self.others() {
+        // This rank's own call may sleep too, if another of its threads aborts.
+        for rank in 0..self.size {
             let bell = &self.region.station(rank).bell.0;
             bell.store(0, Ordering::Relaxed);
             self.ring(bell);

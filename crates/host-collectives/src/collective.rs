@@ -95,7 +95,7 @@ fn wait_for_all(fabric: &Fabric, step: u64, occasion: &Occasion<'_>) -> Result<(
     Ok(())
 }
 
-fn read_headers(fabric: &Fabric, step: u64, own: &Header) -> SmallVec<[Header; 8]> {
+fn read_headers(fabric: &Fabric, step: u64, own: &Header) -> SmallVec<[Header; 2]> {
     let read = |rank| if rank == fabric.rank { *own } else { Header::read(fabric.region.line(rank, step)) };
     (0..fabric.size).map(read).collect()
 }
@@ -143,8 +143,8 @@ struct Work<'a> {
     /// What one step carries of a part.
     chunk: usize,
     /// What the ranks said, once they have.
-    headers: SmallVec<[Header; 8]>,
-    factors: SmallVec<[f64; 8]>,
+    headers: SmallVec<[Header; 2]>,
+    factors: SmallVec<[f64; 2]>,
 }
 
 impl<'a> Work<'a> {

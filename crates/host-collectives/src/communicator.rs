@@ -229,10 +229,12 @@ impl HostCommunicator {
 
     /// Takes the turn of this rank.
     fn begin(&self, deadline: Deadline, name: &dyn Fn() -> String) -> Result<Held<'_>, HostFailure> {
-        if let Some(failure) = self.failure() {
-            return Err(failure.into());
-        }
-        self.turn.take(deadline, name)
+        let check = || self.failure().map_or(Ok(()), |failure| Err(HostFailure::from(failure)));
+        check()?;
+        let held = self.turn.take(deadline, name)?;
+        // What a call that failed leaves of the state is of no use to the next one.
+        check()?;
+        Ok(held)
     }
 
     /// Turns an end into its reason, once nobody uses this rank's operands any more. So does a panic of a reduction.

@@ -25,7 +25,7 @@ const LOOKS: u32 = 300;
 
 /// The same for a rank that had to let others have the core before what it waited for came. The rank that it waits for
 /// may want the same core, and then looking on is no use; if it has one of its own, it comes within so many looks.
-const FEW_LOOKS: u32 = 40;
+const FEW_LOOKS: u32 = 100;
 
 /// The same where ranks have no core each: whoever is waited for needs this one.
 const CROWDED_LOOKS: u32 = 8;

@@ -382,7 +382,7 @@ mod linux {
 
     fn all_reduces(communicator: &HostCommunicator, bytes: usize, iterations: usize) -> anyhow::Result<u64> {
         let (rank, size) = (communicator.rank(), communicator.size());
-        let elements = || (0..bytes / 4).map(|index| (index % 7) as u32);
+        let elements = || (0..7_u32).cycle().take(bytes / 4);
         let src: Vec<u8> = elements().flat_map(|value| ((rank + value) as f32).to_ne_bytes()).collect();
         let mut dst = vec![0; bytes];
         let mut all_reduce = || {

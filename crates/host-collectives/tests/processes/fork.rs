@@ -1,6 +1,7 @@
 //! Forks, which Rust's library cannot.
 #![expect(unsafe_code, reason = "there is no safe form")]
 
+// SAFETY: it is declared as POSIX has it; `pid_t` and `int` are 32 bits wide on Linux.
 unsafe extern "C" {
     fn fork() -> i32;
 }

@@ -1,10 +1,12 @@
 //! Sums over the ranks of one host, as threads and as processes, beside Open MPI's and beside copying as many bytes.
 //!
-//! Run: `cargo bench -p warpweft-benches --bench host_collectives -- [--ranks N] [--rounds N] [--largest BYTES]`
+//! Run: `cargo bench -p warpweft-benches --bench host_collectives -- [--ranks N] [--rounds N]
+//! [--smallest BYTES] [--largest BYTES]`
 //!
 //! Open MPI is taken from the path, or from the prefix in `MPI_PREFIX` (such as `usr` of unpacked packages); its program
-//! is compiled with `cc`. Contenders run by turns and sleep in between, and every reading is the mean of a batch on the
-//! slowest rank; compare ratios of one run.
+//! is compiled with `cc`. It binds ranks to cores, and so do the others here. Contenders run by turns and sleep in between, and every reading is the mean of a batch on the
+//! slowest rank: the median of them, and from the least to the 99th of 100. Compare ratios of one run; where others
+//! use the machine too, those of the least say most.
 
 #[cfg(target_os = "linux")]
 fn main() -> anyhow::Result<()> {
@@ -30,7 +32,10 @@ mod linux {
     };
 
     use anyhow::{Context as _, bail, ensure};
-    use rustix::fs::{CWD, FileType, Mode, mknodat};
+    use rustix::{
+        fs::{CWD, FileType, Mode, mknodat},
+        thread::{CpuSet, sched_setaffinity},
+    };
     use warpweft::bootstrap::{Group, JoinConfig, Meeting, Rank, Rendezvous, RunId};
     use warpweft_core_types::{CollectiveOp, DType, ReduceOp};
     use warpweft_host_collectives::{HostCommunicator, HostConfig, SliceCall, Slices};
@@ -50,16 +55,18 @@ mod linux {
     struct Options {
         ranks: u32,
         rounds: usize,
+        smallest: usize,
         largest: usize,
     }
 
     impl Options {
         fn read(words: &[&str]) -> anyhow::Result<Self> {
-            let mut options = Self { ranks: 2, rounds: 21, largest: 64 << 20 };
+            let mut options = Self { ranks: 2, rounds: 21, smallest: 4 << 10, largest: 64 << 20 };
             for pair in words.chunks(2) {
                 match pair {
                     ["--ranks", number] => options.ranks = number.parse()?,
                     ["--rounds", number] => options.rounds = number.parse()?,
+                    ["--smallest", number] => options.smallest = number.parse()?,
                     ["--largest", number] => options.largest = number.parse()?,
                     other => bail!("{other:?}"),
                 }
@@ -79,7 +86,8 @@ mod linux {
             Ok(contender) => contenders.push(contender),
             Err(error) => println!("Open MPI was not found, so that there is no peer: {error:#}"),
         }
-        let sizes = (12..).map(|power| 1_usize << power).take_while(|bytes| *bytes <= options.largest);
+        let sizes = (2..).map(|power| 1_usize << power).skip_while(|bytes| *bytes < options.smallest);
+        let sizes = sizes.take_while(|bytes| *bytes <= options.largest);
         for bytes in sizes {
             let iterations = ((16 << 20) / bytes).clamp(2, 1000);
             let mut times = vec![Vec::new(); contenders.len()];
@@ -97,17 +105,22 @@ mod linux {
 
     fn print(size: u32, bytes: usize, contenders: &[Contender], times: &mut [Vec<u64>]) {
         let at = |times: &[u64], percent: usize| times[(times.len() * percent).div_ceil(100).max(1) - 1];
-        let mut medians = Vec::new();
-        let mut line = format!("{size} ranks {:>6} KiB", bytes >> 10);
+        let (mut medians, mut leasts) = (Vec::new(), Vec::new());
+        let mut line = format!("{size} ranks {bytes:>9} B");
         for (contender, times) in contenders.iter().zip(times) {
             times.sort_unstable();
-            let (median, late) = (at(times, 50), at(times, 99));
-            line += &format!("  {} {:>9.2} (p99 {:>9.2})", contender.name, us(median), us(late));
+            let (least, median, late) = (times[0], at(times, 50), at(times, 99));
+            line +=
+                &format!("  {} {:>9.2} ({:.2} to {:.2})", contender.name, us(median), us(least), us(late));
             medians.push(median);
+            leasts.push(least);
         }
-        if let [threads, processes, _, peer] = medians[..] {
-            let ratio = |ours: u64| peer as f64 / ours.max(1) as f64;
-            line += &format!("  us; faster x{:.2} x{:.2}", ratio(threads), ratio(processes));
+        line += "  us";
+        for (what, times) in [("p50", &medians), ("least", &leasts)] {
+            if let [threads, processes, _, peer] = times[..] {
+                let ratio = |ours: u64| peer as f64 / ours.max(1) as f64;
+                line += &format!("; by {what} faster x{:.2} x{:.2}", ratio(threads), ratio(processes));
+            }
         }
         println!("{line}");
         for (contender, median) in contenders.iter().zip(medians) {
@@ -280,6 +293,14 @@ mod linux {
         }
     }
 
+    /// The defaults, or `HOST_CONFIG=slot_bytes,one_shot_bytes,direct_bytes`, by which the defaults were found.
+    fn config() -> anyhow::Result<HostConfig> {
+        let Ok(words) = env::var("HOST_CONFIG") else { return Ok(HostConfig::default()) };
+        let numbers: Result<Vec<usize>, _> = words.split(',').map(str::parse).collect();
+        let [slot_bytes, one_shot_bytes, direct_bytes] = numbers?[..] else { bail!("{words}") };
+        Ok(HostConfig { slot_bytes, one_shot_bytes, direct_bytes, ..HostConfig::default() })
+    }
+
     /// Does what the lines say until they end.
     fn serve(mut measure: impl FnMut(usize, usize) -> anyhow::Result<u64>) -> anyhow::Result<()> {
         for line in std::io::stdin().lock().lines() {
@@ -290,10 +311,19 @@ mod linux {
         Ok(())
     }
 
+    /// Keeps this thread where no other rank is, if there are cores enough.
+    fn bind(rank: u32) {
+        let mut cores = CpuSet::new();
+        cores.set(rank as usize);
+        // Fewer cores than ranks are a case to measure too.
+        let _bound = sched_setaffinity(None, &cores);
+    }
+
     fn process(rank: u32, size: u32, path: &str) -> anyhow::Result<()> {
+        bind(rank);
         let rendezvous = Rendezvous::file(path, RunId::from("bench"));
         let group = Group::join(rendezvous, JoinConfig::new(Rank(rank), size), WITHIN)?;
-        let communicator = HostCommunicator::join(Arc::new(group), &HostConfig::default(), WITHIN)?;
+        let communicator = HostCommunicator::join(Arc::new(group), &config()?, WITHIN)?;
         serve(|bytes, iterations| all_reduces(&communicator, bytes, iterations))
     }
 
@@ -303,7 +333,7 @@ mod linux {
             let meeting = Rendezvous::Meeting(meeting.clone());
             thread::spawn(move || {
                 let group = Group::join(meeting, JoinConfig::new(Rank(rank), size), WITHIN)?;
-                anyhow::Ok(HostCommunicator::join(Arc::new(group), &HostConfig::default(), WITHIN)?)
+                anyhow::Ok(HostCommunicator::join(Arc::new(group), &config()?, WITHIN)?)
             })
         };
         let joining: Vec<_> = (0..size).map(join).collect();
@@ -335,7 +365,11 @@ mod linux {
     fn slowest<T: Sync>(of: &[T], work: impl Fn(&T) -> anyhow::Result<u64> + Sync) -> anyhow::Result<u64> {
         thread::scope(|scope| {
             let work = &work;
-            let threads: Vec<_> = of.iter().map(|item| scope.spawn(move || work(item))).collect();
+            let bound = |(item, rank)| {
+                bind(rank);
+                work(item)
+            };
+            let threads: Vec<_> = of.iter().zip(0..).map(|at| scope.spawn(move || bound(at))).collect();
             let times: anyhow::Result<Vec<u64>> =
                 threads.into_iter().map(|thread| thread.join().expect("none panics")).collect();
             Ok(times?.into_iter().max().unwrap_or(0))
@@ -348,7 +382,7 @@ mod linux {
 
     fn all_reduces(communicator: &HostCommunicator, bytes: usize, iterations: usize) -> anyhow::Result<u64> {
         let (rank, size) = (communicator.rank(), communicator.size());
-        let elements = || (0..bytes / 4).map(|index| (index % 7) as u32);
+        let elements = || (0..7_u32).cycle().take(bytes / 4);
         let src: Vec<u8> = elements().flat_map(|value| ((rank + value) as f32).to_ne_bytes()).collect();
         let mut dst = vec![0; bytes];
         let mut all_reduce = || {

@@ -43,15 +43,14 @@ pub(crate) unsafe fn run(
     occasion: &Occasion<'_>,
 ) -> Result<Outcome, Ended> {
     let mut work = Work::new(fabric, call);
-    let way = work.way();
-    let steps = work.steps(way);
-    for index in 0..steps {
+    let way = work.way;
+    for index in 0..work.steps() {
         *step += 1;
         let line = fabric.region.line(fabric.rank, *step);
         if index == 0 {
-            work.header(way).write(line);
+            work.header().write(line);
         }
-        let moves = work.before(way, index, *step);
+        let moves = work.before(index, *step);
         // SAFETY: they are between operands that the caller lends, this rank's slot of the step, which nobody reads
         // since every rank has published the step before, and slots of the step before, which are complete.
         unsafe { moves.perform(&work.reduction()) };
@@ -62,7 +61,7 @@ pub(crate) unsafe fn run(
         {
             return Ok(Outcome::Mismatch(what));
         }
-        let moves = work.after(way, index, *step);
+        let moves = work.after(index, *step);
         if way == Way::Direct {
             let _inside = fabric.enter()?;
             // SAFETY: they are between operands of ranks that are in this call, whose callers lend them until all of
@@ -96,7 +95,7 @@ fn wait_for_all(fabric: &Fabric, step: u64, occasion: &Occasion<'_>) -> Result<(
     Ok(())
 }
 
-fn read_headers(fabric: &Fabric, step: u64, own: &Header) -> SmallVec<[Header; 8]> {
+fn read_headers(fabric: &Fabric, step: u64, own: &Header) -> SmallVec<[Header; 2]> {
     let read = |rank| if rank == fabric.rank { *own } else { Header::read(fabric.region.line(rank, step)) };
     (0..fabric.size).map(read).collect()
 }
@@ -112,39 +111,55 @@ enum Way {
     Direct,
 }
 
+/// From what all ranks that make the same call know alike.
+fn way(fabric: &Fabric, call: &Checked<'_>) -> Way {
+    let (config, size) = (&fabric.config, fabric.size as usize);
+    if fabric.is_one_process && config.is_direct && call.bytes >= config.direct_bytes {
+        return Way::Direct;
+    }
+    // Where there are two, to reduce everything moves no more between them than to exchange what each has reduced.
+    let is_cheap = call.bytes <= config.one_shot_bytes / size || size == 2 && config.one_shot_bytes > 0;
+    if matches!(call.op, CollectiveOp::AllReduce(_)) && is_cheap { Way::OneShot } else { Way::Slots }
+}
+
+/// What one step carries of a part.
+fn chunk(fabric: &Fabric, op: CollectiveOp, way: Way) -> usize {
+    match op {
+        CollectiveOp::AllReduce(_) if way == Way::OneShot => fabric.region.layout().slot_bytes,
+        CollectiveOp::AllReduce(_)
+        | CollectiveOp::ReduceScatter(_)
+        | CollectiveOp::Scatter { .. }
+        | CollectiveOp::AllToAll => fabric.region.layout().chunk_bytes,
+        // Slots hold nothing else then.
+        _ => fabric.region.layout().slot_bytes,
+    }
+}
+
 /// One rank's part of one operation.
 struct Work<'a> {
     fabric: &'a Fabric,
     call: Checked<'a>,
+    way: Way,
+    /// What one step carries of a part.
+    chunk: usize,
     /// What the ranks said, once they have.
-    headers: SmallVec<[Header; 8]>,
-    factors: SmallVec<[f64; 8]>,
+    headers: SmallVec<[Header; 2]>,
+    factors: SmallVec<[f64; 2]>,
 }
 
 impl<'a> Work<'a> {
     fn new(fabric: &'a Fabric, call: &Checked<'a>) -> Self {
-        Self { fabric, call: *call, headers: SmallVec::new(), factors: SmallVec::new() }
+        let way = way(fabric, call);
+        let chunk = chunk(fabric, call.op, way);
+        Self { fabric, call: *call, way, chunk, headers: SmallVec::new(), factors: SmallVec::new() }
     }
 
-    /// From what all ranks know alike.
-    fn way(&self) -> Way {
-        let (config, bytes) = (&self.fabric.config, self.call.bytes);
-        if self.fabric.is_one_process && config.is_direct && bytes >= config.direct_bytes {
-            return Way::Direct;
-        }
-        if matches!(self.call.op, CollectiveOp::AllReduce(_)) && bytes <= config.one_shot_bytes {
-            return Way::OneShot;
-        }
-        Way::Slots
-    }
-
-    fn header(&mut self, way: Way) -> Header {
+    fn header(&mut self) -> Header {
         let factor = match self.call.op.reduction() {
             Some(ReduceOp::PremulSum(factor)) => factor,
             _ => 1.0,
         };
-        let is_direct = way == Way::Direct;
-        let address = |span: Span| if is_direct { span.expose() } else { 0 };
+        let address = |span: Span| if self.way == Way::Direct { span.expose() } else { 0 };
         let header = Header {
             kind: self.call.kind(),
             bytes: self.call.bytes as u64,
@@ -171,47 +186,29 @@ impl<'a> Work<'a> {
         self.fabric.others()
     }
 
-    /// What one step carries of a part.
-    fn chunk(&self) -> usize {
-        let slot = self.fabric.region.layout().slot_bytes;
-        match self.call.op {
-            CollectiveOp::AllReduce(_)
-            | CollectiveOp::ReduceScatter(_)
-            | CollectiveOp::Scatter { .. }
-            | CollectiveOp::AllToAll => self.fabric.config.chunk_bytes,
-            // Slots hold nothing else then.
-            _ => slot / 64 * 64,
-        }
-    }
-
-    /// What one step carries of the operand whose parts are counted.
+    /// What one step of a reduction to all carries: a chunk for each rank to reduce.
     fn stride(&self) -> usize {
-        match self.call.op {
-            CollectiveOp::AllReduce(_) => self.chunk() * self.fabric.size as usize,
-            _ => self.chunk(),
-        }
+        self.chunk * self.fabric.size as usize
     }
 
-    fn steps(&self, way: Way) -> usize {
-        let blocks = self.call.bytes.div_ceil(self.stride());
-        match (way, self.call.op) {
-            (Way::OneShot | Way::Direct, _) => 1,
+    fn steps(&self) -> usize {
+        let steps = |stride: usize| self.call.bytes.div_ceil(stride).max(1);
+        match (self.way, self.call.op) {
+            (Way::Direct, _) => 1,
             // Of every block the results follow a step behind.
-            (Way::Slots, CollectiveOp::AllReduce(_)) => blocks.max(1) + 1,
-            (Way::Slots, _) => blocks.max(1),
+            (Way::Slots, CollectiveOp::AllReduce(_)) => steps(self.stride()) + 1,
+            (Way::OneShot | Way::Slots, _) => steps(self.chunk),
         }
     }
 
     /// A part of an operand that has one for every rank, and a chunk of that.
     fn chunk_of(&self, operand: Span, part: u32, index: usize) -> Span {
-        let chunk = self.chunk();
-        operand.part(part as usize * self.call.bytes, self.call.bytes).part(index * chunk, chunk)
+        operand.part(part as usize * self.call.bytes, self.call.bytes).part(index * self.chunk, self.chunk)
     }
 
     /// The place for a rank in a slot that has one for each.
     fn place_for(&self, slot: Span, rank: u32) -> Span {
-        let chunk = self.chunk();
-        slot.part(rank as usize * chunk, chunk)
+        slot.part(rank as usize * self.chunk, self.chunk)
     }
 
     /// Where in a block of a reduction to all a rank's part lies.
@@ -230,15 +227,17 @@ impl<'a> Work<'a> {
     }
 
     /// What fills this rank's slot.
-    fn before(&self, way: Way, index: usize, step: u64) -> Moves {
+    fn before(&self, index: usize, step: u64) -> Moves {
         let mut moves = Moves::new();
-        if way == Way::Direct {
+        if self.way == Way::Direct {
             return moves;
         }
         let slot = self.fabric.region.slot(self.rank(), step);
         let src = self.call.src;
         match self.call.op {
-            CollectiveOp::AllReduce(_) if way == Way::OneShot => moves.push(Move::copy(slot, src)),
+            CollectiveOp::AllReduce(_) if self.way == Way::OneShot => {
+                moves.push(Move::copy(slot, self.chunk_of(src, 0, index)));
+            }
             CollectiveOp::AllReduce(_) => {
                 if let Some(index) = index.checked_sub(1) {
                     moves.push(self.reduce_share(index, step));
@@ -287,22 +286,15 @@ impl<'a> Work<'a> {
     }
 
     /// What is done with the slots of all ranks, or with their operands.
-    fn after(&self, way: Way, index: usize, step: u64) -> Moves {
-        match way {
+    fn after(&self, index: usize, step: u64) -> Moves {
+        match self.way {
             Way::Direct => self.between_operands(),
-            Way::OneShot => {
-                let input = |rank| match rank == self.rank() {
-                    true => self.call.src,
-                    false => self.fabric.region.slot(rank, step).part(0, self.call.bytes),
-                };
-                let inputs = (0..self.fabric.size).map(input).collect();
-                [Move::combine(inputs, [self.call.dst].into_iter().collect())].into_iter().collect()
-            }
-            Way::Slots => self.from_slots(index, step),
+            Way::OneShot => [self.reduce_all(index, step)].into_iter().collect(),
+            Way::Slots => self.out_of_slots(index, step),
         }
     }
 
-    fn from_slots(&self, index: usize, step: u64) -> Moves {
+    fn out_of_slots(&self, index: usize, step: u64) -> Moves {
         let own = self.rank();
         let slot = |rank| self.fabric.region.slot(rank, step);
         let (src, dst) = (self.call.src, self.call.dst);
@@ -326,15 +318,7 @@ impl<'a> Work<'a> {
                 let inputs = (0..self.fabric.size).map(input).collect();
                 moves.push(Move::combine(inputs, [target].into_iter().collect()));
             }
-            CollectiveOp::Reduce { root, .. } if root == own => {
-                let target = self.chunk_of(dst, 0, index);
-                let input = |rank| match rank == own {
-                    true => self.chunk_of(src, 0, index),
-                    false => slot(rank).part(0, target.len()),
-                };
-                let inputs = (0..self.fabric.size).map(input).collect();
-                moves.push(Move::combine(inputs, [target].into_iter().collect()));
-            }
+            CollectiveOp::Reduce { root, .. } if root == own => moves.push(self.reduce_all(index, step)),
             CollectiveOp::AllGather => self.collect(index, step, &mut moves),
             CollectiveOp::Gather { root } if root == own => self.collect(index, step, &mut moves),
             CollectiveOp::Broadcast { root } => {
@@ -356,6 +340,16 @@ impl<'a> Work<'a> {
             _ => {}
         }
         moves
+    }
+
+    /// A chunk of what all ranks have.
+    fn reduce_all(&self, index: usize, step: u64) -> Move {
+        let target = self.chunk_of(self.call.dst, 0, index);
+        let input = |rank| match rank == self.rank() {
+            true => self.chunk_of(self.call.src, 0, index),
+            false => self.fabric.region.slot(rank, step).part(0, target.len()),
+        };
+        Move::combine((0..self.fabric.size).map(input).collect(), [target].into_iter().collect())
     }
 
     /// What every rank has, by rank.

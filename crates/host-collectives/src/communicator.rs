@@ -18,6 +18,7 @@ use crate::{
     collective::{self, Outcome},
     fabric::{Ended, Fabric, Occasion},
     join,
+    origin::Origin,
     pairwise::{Counts, Pairs},
     sync::Ordering,
 };
@@ -28,9 +29,11 @@ use crate::{
 /// order on all of them, and sends and receives in the same order between two.
 ///
 /// Dropping it tells the others, whose calls that need this rank fail with [`CollectiveFailure::PeerLost`].
+// Ranks of one process would write each other's lines otherwise, if they lie side by side.
+#[repr(align(128))]
 pub struct HostCommunicator {
     group: Arc<Group>,
-    process: u32,
+    origin: Origin,
     /// Nothing is shared by a rank alone.
     fabric: Option<Fabric>,
     turn: Turn,
@@ -58,6 +61,7 @@ pub struct RankProgress {
 
 /// What only the rank that calls uses.
 #[derive(Debug)]
+#[repr(align(128))]
 struct State {
     /// The latest step, which all have published.
     step: u64,
@@ -83,12 +87,12 @@ impl HostCommunicator {
         config: &HostConfig,
         deadline: impl Into<Deadline>,
     ) -> Result<Self, HostError> {
-        config.check()?;
+        config.check(group.size())?;
         let fabric =
             if group.size() == 1 { None } else { Some(join::join(&group, config, deadline.into())?) };
         let state = State { step: 0, number: 0, counts: Counts::new(group.size()), alone: Alone::default() };
         Ok(Self {
-            process: process::id(),
+            origin: Origin::here(),
             fabric,
             turn: Turn { free: Mutex::new((Some(Box::new(state)), 0)), changed: Condvar::new() },
             aborted: Mutex::new(None),
@@ -225,10 +229,12 @@ impl HostCommunicator {
 
     /// Takes the turn of this rank.
     fn begin(&self, deadline: Deadline, name: &dyn Fn() -> String) -> Result<Held<'_>, HostFailure> {
-        if let Some(failure) = self.failure() {
-            return Err(failure.into());
-        }
-        self.turn.take(deadline, name)
+        let check = || self.failure().map_or(Ok(()), |failure| Err(HostFailure::from(failure)));
+        check()?;
+        let held = self.turn.take(deadline, name)?;
+        // What a call that failed leaves of the state is of no use to the next one.
+        check()?;
+        Ok(held)
     }
 
     /// Turns an end into its reason, once nobody uses this rank's operands any more. So does a panic of a reduction.
@@ -249,8 +255,10 @@ impl HostCommunicator {
     }
 
     fn check_process(&self) -> Result<(), HostFailure> {
-        let (joined, here) = (self.process, process::id());
-        if joined == here { Ok(()) } else { Err(HostFailure::Forked { joined, here }) }
+        if self.origin.is_here() {
+            return Ok(());
+        }
+        Err(HostFailure::Forked { joined: self.origin.process, here: process::id() })
     }
 }
 

@@ -20,14 +20,15 @@ use crate::{
     sync::{Ordering, fence},
 };
 
-/// Looks at what is waited for before the clock is asked.
+/// Looks at what is waited for before others may have the core: some 20 us.
 const LOOKS: u32 = 300;
+
+/// The same for a rank that had to let others have the core before what it waited for came. The rank that it waits for
+/// may want the same core, and then looking on is no use; if it has one of its own, it comes within so many looks.
+const FEW_LOOKS: u32 = 100;
 
 /// The same where ranks have no core each: whoever is waited for needs this one.
 const CROWDED_LOOKS: u32 = 8;
-
-/// For how long a rank looks all the time before it lets others have the core.
-const SPIN: Duration = Duration::from_micros(60);
 
 /// For how long it lets others have the core before it sleeps.
 const YIELD: Duration = Duration::from_micros(600);
@@ -48,9 +49,29 @@ pub(crate) struct Fabric {
     /// Whether all ranks are threads of this process.
     pub(crate) is_one_process: bool,
     pub(crate) is_crowded: bool,
+    /// How often the next wait looks at first.
+    pub(crate) looks: LookCount,
     pub(crate) group: Arc<Group>,
     /// Whether this rank's words for the end are written.
     pub(crate) said: Mutex<bool>,
+}
+
+/// Written by the thread that has this rank's turn; others may see any value.
+#[derive(Debug)]
+pub(crate) struct LookCount(std::sync::atomic::AtomicU32);
+
+impl LookCount {
+    pub(crate) fn new(is_crowded: bool) -> Self {
+        Self(std::sync::atomic::AtomicU32::new(if is_crowded { CROWDED_LOOKS } else { LOOKS }))
+    }
+
+    fn load(&self) -> u32 {
+        self.0.load(std::sync::atomic::Ordering::Relaxed)
+    }
+
+    fn store(&self, looks: u32) {
+        self.0.store(looks, std::sync::atomic::Ordering::Relaxed);
+    }
 }
 
 /// Shared by the ranks of a process.
@@ -133,7 +154,8 @@ impl Fabric {
             *said = true;
         }
         self.region.common().ending.end(self.rank);
-        for rank in self.others() {
+        // This rank's own call may sleep too, if another of its threads aborts.
+        for rank in 0..self.size {
             let bell = &self.region.station(rank).bell.0;
             bell.store(0, Ordering::Relaxed);
             self.ring(bell);
@@ -194,9 +216,12 @@ impl Fabric {
         awaited: &Awaited<'_>,
         mut is_ready: impl FnMut() -> bool,
     ) -> Result<(), Ended> {
-        let looks = if self.is_crowded { CROWDED_LOOKS } else { LOOKS };
+        let looks = self.looks.load();
         for _ in 0..looks {
             if is_ready() {
+                if looks == FEW_LOOKS {
+                    self.looks.store(LOOKS);
+                }
                 return Ok(());
             }
             hint::spin_loop();
@@ -215,6 +240,9 @@ impl Fabric {
         let began = occasion.began.get().unwrap_or(started);
         occasion.began.set(Some(began));
         let mut asked = started;
+        if !self.is_crowded {
+            self.looks.store(FEW_LOOKS);
+        }
         loop {
             for _ in 0..CROWDED_LOOKS {
                 if is_ready() {
@@ -249,10 +277,9 @@ impl Fabric {
                     return Err(Ended);
                 }
             }
-            let waited = now - started;
-            if waited >= YIELD {
+            if now - started >= YIELD {
                 self.sleep(occasion, awaited, is_ready);
-            } else if self.is_crowded || waited >= SPIN {
+            } else {
                 thread::yield_now();
             }
         }

@@ -51,15 +51,11 @@ impl Kind {
     pub(crate) const BARRIER: Self = Self { code: BARRIER as u64, custom: 0 };
 
     pub(crate) fn new(op: CollectiveOp, dtype: DType, custom: Option<&str>) -> Self {
-        let operation = position(OPERATIONS.iter().position(|name| *name == op.name()));
         let reduction = match (custom, op.reduction()) {
             (Some(_), _) => CUSTOM,
-            (None, Some(reduction)) => {
-                1 + position(ReduceOp::ALL.iter().position(|op| op.name() == reduction.name()))
-            }
-            (None, None) => 0,
+            (None, reduction) => reduction.map_or(0, reduction_code),
         };
-        let dtype = position(DType::ALL.iter().position(|other| *other == dtype));
+        let (operation, dtype) = (operation_code(op), dtype_code(dtype));
         let root = op.peer().filter(|_| !op.is_pairwise()).map_or(0, |root| u64::from(root) + 1);
         let code = u64::from_le_bytes([operation, reduction, dtype, 0, 0, 0, 0, 0]) | root << 24;
         Self { code, custom: custom.map_or(0, digest) }
@@ -151,8 +147,43 @@ pub(crate) fn ranks_text(ranks: &[u32]) -> String {
     format!("rank{} {}", if ranks.len() == 1 { "" } else { "s" }, all.join(", "))
 }
 
-fn position(found: Option<usize>) -> u8 {
-    found.and_then(|index| u8::try_from(index).ok()).unwrap_or(CUSTOM - 1)
+/// Its place in [`OPERATIONS`].
+fn operation_code(op: CollectiveOp) -> u8 {
+    match op {
+        CollectiveOp::AllReduce(_) => 0,
+        CollectiveOp::ReduceScatter(_) => 1,
+        CollectiveOp::Reduce { .. } => 2,
+        CollectiveOp::AllGather => 3,
+        CollectiveOp::Broadcast { .. } => 4,
+        CollectiveOp::Gather { .. } => 5,
+        CollectiveOp::Scatter { .. } => 6,
+        CollectiveOp::AllToAll => 7,
+        CollectiveOp::Send { .. } => 8,
+        CollectiveOp::Recv { .. } => 9,
+        _ => CUSTOM - 1,
+    }
+}
+
+/// Its place in [`ReduceOp::ALL`], from 1.
+fn reduction_code(op: ReduceOp) -> u8 {
+    match op {
+        ReduceOp::Sum => 1,
+        ReduceOp::Prod => 2,
+        ReduceOp::Min => 3,
+        ReduceOp::Max => 4,
+        ReduceOp::Avg => 5,
+        ReduceOp::And => 6,
+        ReduceOp::Or => 7,
+        ReduceOp::Xor => 8,
+        ReduceOp::PremulSum(_) => 9,
+        _ => CUSTOM - 1,
+    }
+}
+
+/// Its place in [`DType::ALL`].
+fn dtype_code(dtype: DType) -> u8 {
+    let place = DType::ALL.iter().position(|other| *other == dtype);
+    place.and_then(|place| u8::try_from(place).ok()).unwrap_or(CUSTOM - 1)
 }
 
 /// FNV-1a: the same in every process, unlike the standard library's.
@@ -188,6 +219,29 @@ mod tests {
         headers[1].source = 64;
         headers[1].kind = Kind::new(CollectiveOp::AllReduce(ReduceOp::PremulSum(3.0)), DType::F32, None);
         assert_eq!(differences(&headers), None);
+    }
+
+    #[test]
+    fn codes_are_places() {
+        for (place, op) in (1..).zip(ReduceOp::ALL) {
+            assert_eq!(reduction_code(op), place);
+        }
+        let sum = ReduceOp::Sum;
+        let operations = [
+            CollectiveOp::AllReduce(sum),
+            CollectiveOp::ReduceScatter(sum),
+            CollectiveOp::Reduce { op: sum, root: 0 },
+            CollectiveOp::AllGather,
+            CollectiveOp::Broadcast { root: 0 },
+            CollectiveOp::Gather { root: 0 },
+            CollectiveOp::Scatter { root: 0 },
+            CollectiveOp::AllToAll,
+            CollectiveOp::Send { to: 0 },
+            CollectiveOp::Recv { from: 0 },
+        ];
+        for op in operations {
+            assert_eq!(OPERATIONS[usize::from(operation_code(op))], op.name());
+        }
     }
 
     #[test]

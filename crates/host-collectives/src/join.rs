@@ -11,7 +11,12 @@ use serde::{Deserialize, Serialize};
 use warpweft_bootstrap::{Group, Rank};
 use warpweft_core_types::Deadline;
 
-use crate::{HostConfig, HostError, fabric::Fabric, layout::Layout, region::Region};
+use crate::{
+    HostConfig, HostError,
+    fabric::{Fabric, LookCount},
+    layout::Layout,
+    region::Region,
+};
 
 /// The name of the calls to the group.
 const NAME: &str = "host collectives";
@@ -39,7 +44,7 @@ pub(crate) fn join(group: &Arc<Group>, config: &HostConfig, deadline: Deadline) 
     } else {
         share_between(group, layout, deadline)
     };
-    let text = region.as_ref().err().map(|error| describe(error));
+    let text = region.as_ref().err().map(describe);
     group.confirm(NAME, text.as_deref().map_or(Ok(()), Err), deadline).map_err(HostError::from).or_else(
         |error| {
             // What failed here says more than that it failed.
@@ -48,13 +53,15 @@ pub(crate) fn join(group: &Arc<Group>, config: &HostConfig, deadline: Deadline) 
     )?;
     drop(said);
     let cores = thread::available_parallelism().map_or(1, usize::from);
+    let is_crowded = group.size() as usize > cores;
     Ok(Fabric {
         region: region?,
         rank: group.rank().0,
         size: group.size(),
         config: *config,
         is_one_process,
-        is_crowded: group.size() as usize > cores,
+        is_crowded,
+        looks: LookCount::new(is_crowded),
         group: Arc::clone(group),
         said: Mutex::new(false),
     })

@@ -85,6 +85,8 @@ pub(crate) struct Layout {
     size: usize,
     /// Bytes of a slot behind its line.
     pub(crate) slot_bytes: usize,
+    /// Bytes of a chunk, where a slot has one for every rank.
+    pub(crate) chunk_bytes: usize,
     pub(crate) fragment_bytes: usize,
 }
 
@@ -94,9 +96,8 @@ impl Layout {
     pub(crate) fn new(size: u32, config: &HostConfig) -> Self {
         let size = size as usize;
         // A chunk of every part, and one more for what this rank has reduced.
-        let slot_bytes = config.chunk_bytes * (size + 1);
-        let slot_bytes = slot_bytes.max(config.one_shot_bytes.next_multiple_of(64));
-        Self { size, slot_bytes, fragment_bytes: config.fragment_bytes }
+        let chunk_bytes = config.slot_bytes / (size + 1) / LINE * LINE;
+        Self { size, slot_bytes: config.slot_bytes, chunk_bytes, fragment_bytes: config.fragment_bytes }
     }
 
     pub(crate) fn total(&self) -> usize {

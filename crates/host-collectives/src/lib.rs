@@ -68,6 +68,8 @@ mod join;
 mod layout;
 #[expect(unsafe_code, reason = "copies between addresses")]
 mod moves;
+#[expect(unsafe_code, reason = "maps a page that forks do not have")]
+mod origin;
 #[expect(unsafe_code, reason = "operands and fragments are addresses")]
 mod pairwise;
 pub mod reduce;

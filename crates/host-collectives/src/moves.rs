@@ -16,9 +16,9 @@ const SCRATCH: usize = 8 << 10;
 
 /// Moves of one step, in order.
 #[derive(Debug)]
-pub(crate) struct Moves(SmallVec<[Move; 4]>);
+pub(crate) struct Moves(SmallVec<[Move; 2]>);
 
-pub(crate) type Spans = SmallVec<[Span; 4]>;
+pub(crate) type Spans = SmallVec<[Span; 2]>;
 
 #[derive(Debug)]
 pub(crate) enum Move {

@@ -222,8 +222,12 @@ impl Pair {
     fn receive(&mut self, fabric: &Fabric, taken: &mut u64) -> Result<(), Ended> {
         let (own, peer) = (fabric.rank, self.peer);
         let channel = fabric.region.channel(peer, own);
-        // Acquire: fragments before the head are complete.
-        while channel.sender.head.load(Ordering::Acquire) > *taken {
+        // No more than there can be: a wait goes on to look at the clock, whatever the head says.
+        for _ in 0..FRAGMENTS {
+            // Acquire: fragments before the head are complete.
+            if channel.sender.head.load(Ordering::Acquire) <= *taken {
+                return Ok(());
+            }
             let line = fabric.region.fragment_line(peer, own, *taken);
             let word = |index: usize| line.words[index].load(Ordering::Relaxed);
             let (total, dtype, address) = (word(1), word(2), word(ADDRESS));

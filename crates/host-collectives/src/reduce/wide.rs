@@ -233,16 +233,13 @@ macro_rules! bytes_of {
 }
 
 macro_rules! floats {
-    ($($type:ty),*) => {$(
+    ($($type:ty, $rounded:path);*) => {$(
         impl Element for $type {
             bytes_of!($type);
 
             #[inline]
-            #[expect(clippy::cast_possible_truncation, clippy::allow_attributes, reason = "it is rounded to the type")]
             fn of_factor(factor: f64) -> Self {
-                #[allow(clippy::unnecessary_cast, reason = "it is none for the other type")]
-                let factor = factor as $type;
-                factor
+                $rounded(factor)
             }
 
             #[inline]
@@ -279,17 +276,19 @@ macro_rules! floats {
             }
 
             #[inline]
-            #[expect(clippy::cast_possible_truncation, clippy::allow_attributes, reason = "ranks are few")]
             fn divided(self, size: u32) -> Self {
-                #[allow(clippy::unnecessary_cast, reason = "it is none for the other type")]
-                let size = f64::from(size) as $type;
-                self / size
+                self / $rounded(f64::from(size))
             }
         }
     )*};
 }
 
-floats!(f64, f32);
+floats!(f64, std::convert::identity; f32, to_single);
+
+#[expect(clippy::cast_possible_truncation, reason = "it is rounded to the type")]
+fn to_single(value: f64) -> f32 {
+    value as f32
+}
 
 macro_rules! integers {
     ($($type:ty),*) => {$(
@@ -298,7 +297,6 @@ macro_rules! integers {
 
             #[inline]
             #[expect(clippy::cast_possible_truncation, reason = "casts of floats end at the ends of the type")]
-            #[allow(clippy::cast_sign_loss, clippy::allow_attributes, reason = "and so at 0 if it has no sign")]
             fn of_factor(factor: f64) -> Self {
                 factor.round_ties_even() as $type
             }

@@ -5,15 +5,21 @@ use libtest_mimic::Trial;
 use crate::cast::Cast;
 
 pub(crate) fn all() -> Vec<Trial> {
-    let cases: [(&str, fn()); 6] = [
+    let cases: [(&str, fn()); 7] = [
         ("operations_between_processes", operations_between_processes),
         ("a_mixture_of_threads_and_processes", a_mixture_of_threads_and_processes),
         ("a_difference_is_named_on_all", a_difference_is_named_on_all),
         ("a_killed_process_is_lost_to_all", a_killed_process_is_lost_to_all),
         ("a_process_that_left_is_lost_to_all", a_process_that_left_is_lost_to_all),
+        ("a_fork_is_refused_and_changes_nothing", a_fork_is_refused_and_changes_nothing),
         ("a_process_that_does_not_come_is_named", a_process_that_does_not_come_is_named),
     ];
-    let trial = |(name, case): (&str, fn())| Trial::test(name, move || Ok(case()));
+    let trial = |(name, case): (&str, fn())| {
+        Trial::test(name, move || {
+            case();
+            Ok(())
+        })
+    };
     cases.into_iter().map(trial).collect()
 }
 
@@ -84,4 +90,12 @@ fn a_process_that_does_not_come_is_named() {
     assert_eq!(said[0], said[1]);
     absent.tell("barrier 1000");
     assert_eq!(absent.hear(), said[0]);
+}
+
+fn a_fork_is_refused_and_changes_nothing() {
+    let mut cast = Cast::met(&[1, 1], "default");
+    assert_eq!(cast.ask_all("sum 10 2"), ["ok"; 2]);
+    cast.actors[0].tell("fork");
+    assert_eq!(cast.actors[0].hear(), "refused");
+    assert_eq!(cast.ask_all("sum 10 2"), ["ok"; 2]);
 }

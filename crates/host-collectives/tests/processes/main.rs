@@ -8,6 +8,8 @@ mod cases;
 #[cfg(target_os = "linux")]
 mod cast;
 #[cfg(target_os = "linux")]
+mod fork;
+#[cfg(target_os = "linux")]
 mod rank;
 
 #[cfg(target_os = "linux")]

@@ -20,7 +20,7 @@ fn say(words: &str) {
 }
 
 pub(crate) fn config(words: &str) -> HostConfig {
-    let small = HostConfig { chunk_bytes: 128, one_shot_bytes: 0, fragment_bytes: 64, ..Default::default() };
+    let small = HostConfig { slot_bytes: 1024, one_shot_bytes: 0, fragment_bytes: 64, ..Default::default() };
     match words {
         "small" => small,
         "once" => HostConfig { one_shot_bytes: 1 << 16, ..small },
@@ -45,9 +45,26 @@ pub(crate) fn run(words: &[String]) {
             break;
         }
         let words: Vec<&str> = line.split(' ').collect();
+        if line == "fork" {
+            fork(&communicators[0]);
+            continue;
+        }
         let said = each(communicators.clone(), |communicator| perform(&communicator, &words));
         say(&said.join("; "));
     }
+}
+
+/// The new process tries everything, and leaves without telling anybody.
+fn fork(communicator: &HostCommunicator) {
+    if crate::fork::fork_process() != 0 {
+        return;
+    }
+    let refused = [communicator.barrier(WITHIN), sum(communicator, 3, 0)];
+    let reason = warpweft_core_types::CollectiveFailure::Aborted { rank: 0, reason: "a fork".into() };
+    communicator.abort(reason);
+    let is_forked = |outcome: &Result<(), HostFailure>| matches!(outcome, Err(HostFailure::Forked { .. }));
+    say(if refused.iter().all(is_forked) { "refused" } else { "taken" });
+    std::process::exit(0);
 }
 
 fn each<T: Send, R: Send>(of: Vec<T>, work: impl Fn(T) -> R + Sync) -> Vec<R> {

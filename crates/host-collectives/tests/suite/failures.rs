@@ -2,7 +2,10 @@
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::{Arc, Barrier},
+    sync::{
+        Arc, Barrier,
+        atomic::{AtomicBool, Ordering},
+    },
     thread,
     time::Duration,
 };
@@ -304,6 +307,49 @@ fn nobody_touches_operands_of_a_rank_whose_call_has_failed() {
     }
 }
 
+/// Rank 1 is held where it is about to write rank 0's operand, while rank 0 is told to end.
+#[test]
+fn a_failing_rank_waits_until_nobody_is_where_its_operands_are() {
+    let communicators = met(2, &directly());
+    let [is_inside, has_ended] = [(); 2].map(|()| Arc::new(AtomicBool::new(false)));
+    let held = {
+        let (is_inside, has_ended) = (Arc::clone(&is_inside), Arc::clone(&has_ended));
+        move |acc: &mut [u8], x: &[u8]| {
+            is_inside.store(true, Ordering::Release);
+            while !has_ended.load(Ordering::Acquire) {
+                thread::yield_now();
+            }
+            // Time enough to return, for a rank that does not wait.
+            (0..50_000).for_each(|_| thread::yield_now());
+            acc.copy_from_slice(x);
+        }
+    };
+    let customs = [
+        CustomReduction::new("last", |acc: &mut [u8], x: &[u8]| acc.copy_from_slice(x)),
+        CustomReduction::new("last", held),
+    ];
+    let returned = Barrier::new(2);
+    thread::scope(|scope| {
+        for (communicator, custom) in communicators.iter().zip(&customs) {
+            let returned = &returned;
+            scope.spawn(move || {
+                let mut values = vec![1_u8; 4096];
+                let (op, operands) = (CollectiveOp::AllReduce(ReduceOp::Sum), Slices::InPlace(&mut values));
+                let call = SliceCall { op, dtype: DType::U8, operands, custom: Some(custom) };
+                communicator.run_slices(&mut [call], WITHIN).unwrap_err();
+                values.fill(77);
+                returned.wait();
+                assert!(values.iter().all(|value| *value == 77));
+            });
+        }
+        while !is_inside.load(Ordering::Acquire) {
+            thread::yield_now();
+        }
+        communicators[0].abort(CollectiveFailure::Aborted { rank: 0, reason: "now".into() });
+        has_ended.store(true, Ordering::Release);
+    });
+}
+
 #[test]
 fn a_panic_in_a_reduction_ends_the_communicator_for_all() {
     for config in [by_slots(), directly(), at_once()] {
@@ -413,14 +459,16 @@ fn calls_that_make_no_sense_are_refused_before_they_begin() {
 #[test]
 fn ranks_join_with_one_config() {
     let outcomes = each(groups(2), |group| {
-        let chunk_bytes = 64 << group.rank().0;
-        let config = HostConfig { chunk_bytes, ..HostConfig::default() };
+        let slot_bytes = 640 << group.rank().0;
+        let config = HostConfig { slot_bytes, ..HostConfig::default() };
         HostCommunicator::join(Arc::clone(&group), &config, WITHIN).map(drop)
     });
     for outcome in outcomes {
         assert!(matches!(outcome, Err(HostError::OtherConfig { rank: 1 })), "{outcome:?}");
     }
-    let config = HostConfig { chunk_bytes: 65, ..HostConfig::default() };
-    let refused = HostCommunicator::join(groups(1).remove(0), &config, WITHIN);
-    assert!(matches!(refused, Err(HostError::InvalidConfig(_))));
+    for slot_bytes in [0, 64, 129] {
+        let config = HostConfig { slot_bytes, ..HostConfig::default() };
+        let refused = HostCommunicator::join(groups(1).remove(0), &config, WITHIN);
+        assert!(matches!(refused, Err(HostError::InvalidConfig(_))));
+    }
 }

@@ -157,10 +157,10 @@ fn every_reduction(size: u32, config: &HostConfig) {
     }
 }
 
-fn every_operation(size: u32, config: &HostConfig) {
+fn every_operation(size: u32, config: &HostConfig, dtypes: &[DType]) {
     let communicators = met(size, config);
     for op in operations(size, ReduceOp::Sum) {
-        for dtype in [DType::F32, DType::U8, DType::I64] {
+        for dtype in dtypes.iter().copied() {
             for (count, is_in_place) in
                 [(0, true), (1, false), (2, true), (97, true), (97, false), (1000, true), (1000, false)]
             {
@@ -193,14 +193,15 @@ fn every_reduction_alone() {
 #[test]
 fn every_operation_of_one_to_eight_ranks() {
     for size in 1..=8 {
-        every_operation(size, &by_slots());
-        every_operation(size, &directly());
+        every_operation(size, &by_slots(), &[DType::F32, DType::U8]);
+        every_operation(size, &directly(), &[DType::U8, DType::I64]);
     }
 }
 
 #[test]
 fn sixteen_ranks() {
-    every_operation(16, &HostConfig { chunk_bytes: 1024, direct_bytes: 3000, ..HostConfig::default() });
+    let config = HostConfig { slot_bytes: 16 << 10, direct_bytes: 3000, ..HostConfig::default() };
+    every_operation(16, &config, &[DType::F32]);
 }
 
 #[test]
@@ -311,6 +312,40 @@ fn bytes_are_rounded_to_the_nearest_and_what_is_too_large_is_the_largest() {
             let nearest = numbers.iter().map(|number| (number - sum).abs()).fold(f64::INFINITY, f64::min);
             let is_right = if sum.is_nan() { got.is_nan() } else { (got - sum).abs() == nearest };
             assert!(is_right, "{dtype}: {a} + {b} is {got}");
+        }
+    }
+}
+
+#[test]
+fn reductions_by_themselves_come_to_what_the_oracle_says() {
+    use warpweft_host_collectives::reduce;
+
+    for dtype in DType::ALL {
+        let element = dtype.size_bytes() as usize;
+        for op in ReduceOp::ALL.into_iter().filter(|op| op.is_defined_for(dtype)) {
+            let given: Vec<Vec<u8>> = (0..2).map(|rank| elements(dtype, 1500, 90 + rank)).collect();
+            // Memory that is aligned for nothing.
+            let mut memory = [vec![0], given[0].clone()].concat();
+            let acc = &mut memory[1..];
+            let mut other = given[1].clone();
+            if let ReduceOp::PremulSum(_) = op {
+                reduce::premultiply(dtype, factor(0), acc);
+                reduce::premultiply(dtype, factor(1), &mut other);
+            }
+            reduce::reduce(op, dtype, acc, &other);
+            reduce::finish(op, dtype, 2, acc);
+            for (index, got) in acc.chunks(element).enumerate() {
+                let at = |rank: usize| &given[rank][index * element..][..element];
+                let expected = oracle::reduced(op, dtype, &[factor(0), factor(1)], &[at(0), at(1)]);
+                let expected = match expected {
+                    // It is rounded up to three times on the way.
+                    oracle::Expected::About(want, tolerance) => {
+                        oracle::Expected::About(want, tolerance * 3.0)
+                    }
+                    exactly => exactly,
+                };
+                expected.check(dtype, got, &|| format!("element {index}, {op} of {dtype}"));
+            }
         }
     }
 }

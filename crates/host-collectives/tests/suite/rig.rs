@@ -42,7 +42,7 @@ pub(crate) fn each<T: Send, R: Send>(of: Vec<T>, work: impl Fn(T) -> R + Sync) -
 /// Small chunks and fragments, so that short operands take many steps; nothing directly.
 pub(crate) fn by_slots() -> HostConfig {
     HostConfig {
-        chunk_bytes: 128,
+        slot_bytes: 1088,
         one_shot_bytes: 0,
         is_direct: false,
         fragment_bytes: 64,

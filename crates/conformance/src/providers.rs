@@ -133,7 +133,7 @@ fn complaints() -> Vec<String> {
     messages.iter().flat_map(Messages::all).collect()
 }
 
-/// The CUDA backend on a driver that is made of host threads.
+/// The CUDA backend on a driver, and collectives on a library, that are made of host threads.
 fn stand_in_gpus() -> Result<Arc<dyn Backend>, OpenError> {
     let missing = |error: std::io::Error| OpenError::Unavailable {
         backend: "stand-in",
@@ -141,7 +141,13 @@ fn stand_in_gpus() -> Result<Arc<dyn Backend>, OpenError> {
         driver: None,
     };
     let driver = StandIn::load().map_err(missing)?;
-    Ok(Arc::new(CudaBackend::with_config(&CudaConfig::default().with_driver(driver.path()).without_cache())?))
+    let nccl = warpweft_stand_in_nccl::StandIn::load().map_err(missing)?;
+    let nccl = nccl.with("driver", &driver.path().display().to_string());
+    let config = CudaConfig::default().with_driver(driver.path()).without_cache().with_nccl(nccl.path());
+    let backend = CudaBackend::with_config(&config)?;
+    // It loads its NCCL now, whose file goes with the stand-in.
+    backend.open(0, Features::COLLECTIVES)?;
+    Ok(Arc::new(backend))
 }
 
 /// GPUs that stay open.

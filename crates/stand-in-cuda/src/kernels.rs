@@ -1,5 +1,5 @@
 //! The kernels there are, by the names of their entries: Rust for the CUDA code in the `kernels` folders of the
-//! backend, the command and the conformance suite.
+//! backend, the command, communicators and the conformance suite.
 //!
 //! A block is a state machine that is given turns, so that any number of blocks run beside each other on one
 //! thread. One turn is one round of the loop that the CUDA code has, or all of it where it has none.
@@ -9,6 +9,9 @@ use std::{
     sync::LazyLock,
     time::{Duration, Instant},
 };
+
+use warpweft_core_types::{DType, ReduceOp};
+use warpweft_host_collectives::reduce;
 
 use crate::{exports::Code, space::View};
 
@@ -76,6 +79,7 @@ impl Kernel {
             "pattern" => kernel(&[8, 8, 4], pattern),
             "copy_words" => kernel(&[8, 8, 8], copy_words),
             "beat" => kernel(&[SLICE, 8], beat),
+            "reduce" => kernel(&[8, 4, 4, 4, 4], reduce),
             _ => None,
         }
     }
@@ -215,6 +219,54 @@ fn beat(block: &mut Block<'_>) -> Result<Step, Code> {
         block.memory.write(turns, next)?;
         Ok(false)
     })
+}
+
+/// The types and reductions in the order of their numbers in CUDA.
+const TYPES: [DType; 12] = [
+    DType::F32,
+    DType::F16,
+    DType::Bf16,
+    DType::I64,
+    DType::U64,
+    DType::I32,
+    DType::U32,
+    DType::I16,
+    DType::U16,
+    DType::I8,
+    DType::U8,
+    DType::Bool,
+];
+const REDUCTIONS: [ReduceOp; 8] = [
+    ReduceOp::Sum,
+    ReduceOp::Prod,
+    ReduceOp::Min,
+    ReduceOp::Max,
+    ReduceOp::Avg,
+    ReduceOp::And,
+    ReduceOp::Or,
+    ReduceOp::Xor,
+];
+
+/// The first block does all of it.
+fn reduce(block: &mut Block<'_>) -> Result<Step, Code> {
+    if block.index > 0 {
+        return Ok(Step::Done);
+    }
+    let (memory, [words, ranks, stride, code]) = (block.long(0), [1, 2, 3, 4].map(|index| block.word(index)));
+    let place = |number: u32| memory + u64::from(number) * u64::from(stride) * 4;
+    let input = |rank: u32| (0..u64::from(words)).map(move |word| place(rank + 1) + word * 4);
+    let inputs = (0..ranks)
+        .map(|rank| {
+            let words = input(rank).map(|at| block.memory.read(at)).collect::<Result<Vec<u32>, Code>>()?;
+            Ok(words.into_iter().flat_map(u32::to_le_bytes).collect())
+        })
+        .collect::<Result<Vec<Vec<u8>>, Code>>()?;
+    let slices: Vec<&[u8]> = inputs.iter().map(Vec::as_slice).collect();
+    let mut result = vec![0; words as usize * 4];
+    let (dtype, op) = (TYPES[code as usize >> 16], REDUCTIONS[code as usize & 0xffff]);
+    reduce::combine(op, dtype, &[], &slices, &mut result);
+    block.memory.store(memory, &result)?;
+    Ok(Step::Done)
 }
 
 /// `ww_slice`.

@@ -14,7 +14,7 @@
 //! # What it does not do
 //!
 //! It knows no devices of its own: every rank is on device 0 unless a test says otherwise, and two on one are fine. It measures
-//! nothing, and small floats (8 bits) are moved but not reduced.
+//! nothing.
 
 mod communicator;
 mod control;

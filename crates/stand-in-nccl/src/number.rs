@@ -1,5 +1,6 @@
 //! Elements as numbers, and how they are reduced.
 
+use float8::{F8E4M3, F8E5M2};
 use half::{bf16, f16};
 
 use crate::Code;
@@ -107,6 +108,30 @@ floats! {
     bf16, |by: u16| bf16::from_f32(by.into());
 }
 
+macro_rules! small_floats {
+    ($($type:ty),*) => {$(
+        impl Number for $type {
+            fn add(self, other: Self) -> Self {
+                Self::from_f32(self.to_f32() + other.to_f32())
+            }
+            fn multiply(self, other: Self) -> Self {
+                Self::from_f32(self.to_f32() * other.to_f32())
+            }
+            fn larger(self, other: Self) -> Self {
+                Self::from_f32(self.to_f32().max(other.to_f32()))
+            }
+            fn smaller(self, other: Self) -> Self {
+                Self::from_f32(self.to_f32().min(other.to_f32()))
+            }
+            fn divide(self, by: usize) -> Self {
+                Self::from_f32(self.to_f32() / f32::from(u16::try_from(by).unwrap_or(u16::MAX)))
+            }
+        }
+    )*};
+}
+
+small_floats!(F8E4M3, F8E5M2);
+
 /// Reduces the elements of all ranks, in the order of ranks; each with its rank's operation.
 pub(crate) fn reduce(dtype: DataType, ranks: &[(Vec<u8>, Op)]) -> Result<Vec<u8>, Code> {
     macro_rules! with {
@@ -122,6 +147,16 @@ pub(crate) fn reduce(dtype: DataType, ranks: &[(Vec<u8>, Op)]) -> Result<Vec<u8>
             )
         };
     }
+    macro_rules! with_small {
+        ($type:ty) => {
+            reduce_as(
+                ranks,
+                |bytes: &[u8]| <$type>::from_bits(bytes[0]),
+                |number, place: &mut [u8]| place[0] = number.to_bits(),
+                1,
+            )
+        };
+    }
     Ok(match dtype.0 {
         0 => with!(i8),
         1 => with!(u8),
@@ -133,6 +168,8 @@ pub(crate) fn reduce(dtype: DataType, ranks: &[(Vec<u8>, Op)]) -> Result<Vec<u8>
         7 => with!(f32),
         8 => with!(f64),
         9 => with!(bf16),
+        10 => with_small!(F8E4M3),
+        11 => with_small!(F8E5M2),
         _ => return Err(Code::INVALID_ARGUMENT),
     })
 }

@@ -77,7 +77,8 @@ fn run_all(cx: &Context, what: &str, cases: &[Params]) -> Verdict {
         let counts = Counts::default();
         for ranks in 1..=most {
             let own: Vec<_> = cases.iter().filter(|case| case.ranks == ranks).collect();
-            if own.is_empty() {
+            // A rank that is alone copies, whatever engine is named.
+            if own.is_empty() || (ranks == 1) != (engine == EngineKind::Solo) {
                 continue;
             }
             in_ranks(cx, ranks, engine, &CommConfig::default(), |place| {

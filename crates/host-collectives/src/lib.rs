@@ -68,7 +68,7 @@ mod join;
 mod layout;
 #[expect(unsafe_code, reason = "copies between addresses")]
 mod moves;
-#[expect(unsafe_code, reason = "maps a page that forks do not have")]
+#[cfg_attr(target_os = "linux", expect(unsafe_code, reason = "maps a page that forks do not have"))]
 mod origin;
 #[expect(unsafe_code, reason = "operands and fragments are addresses")]
 mod pairwise;

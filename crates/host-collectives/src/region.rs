@@ -38,7 +38,7 @@ impl Region {
                 std::ptr::null_mut(),
                 layout.total(),
                 ProtFlags::READ | ProtFlags::WRITE,
-                MapFlags::PRIVATE | MapFlags::NORESERVE,
+                MapFlags::PRIVATE,
             )
         };
         Self::mapped(base, layout)

@@ -211,7 +211,7 @@ mod tests {
             assert_eq!(DType::I16.bits_of(whole), u64::from(whole));
         }
         // 1.5 * 2^2 with one bit of sign, four of exponent with a bias of 7, three of fraction.
-        assert_eq!(DType::F8E4m3.bits_of(6), 0b0_1001_100);
+        assert_eq!(DType::F8E4m3.bits_of(6), 0b0100_1100);
         assert_eq!(DType::Bool.bits_of(6), 1);
     }
 

@@ -218,6 +218,12 @@ exports! {
         Ok(())
     }
 
+    fn cuCtxGetCurrent(out context: Raw) {
+        running()?;
+        let top = STACK.with_borrow(|stack| stack.last().map_or(0, |(handle, _)| *handle));
+        context.set(std::ptr::without_provenance_mut(top))
+    }
+
     fn cuCtxPopCurrent_v2(out context: Raw) {
         running()?;
         let popped = STACK.with_borrow_mut(Vec::pop).ok_or(Code::INVALID_CONTEXT)?;

@@ -217,18 +217,19 @@ impl Transfer {
         let size = region.src().size();
         let stages = || Stages::allocate(&self.devices, route, size, &self.config);
         let usable = pair.line.take().filter(|line| !line.lanes.iter().any(Lane::is_broken));
-        let line = match usable {
-            Some(line) if line.stages.suit(size, &self.config) => line,
-            // Earlier copies keep the memory they use; this one begins with fresh slots.
-            Some(line) => Line { stages: stages()?, passed: 0, ..line },
-            None => {
-                let stages = stages()?;
-                let hops = stages.hops(&self.devices, route);
-                let lanes = lanes::open(&self.devices, &hops, region.dst().device(), &self.config)?;
-                Line { lanes, stages, passed: 0 }
-            }
+        let usable = match usable {
+            Some(line) if line.stages.suit(size, &self.config) => return Ok(pair.line.insert(line)),
+            usable => usable,
         };
-        Ok(pair.line.insert(line))
+        // Earlier copies keep the memory they use; this one begins with fresh slots.
+        let stages = stages()?;
+        let hops = stages.hops(&self.devices, route);
+        // Memory that could not be imported before may be now, and then there is a hop less.
+        let lanes = match usable.filter(|line| line.lanes.len() == hops.len()) {
+            Some(line) => line.lanes,
+            None => lanes::open(&self.devices, &hops, region.dst().device(), &self.config)?,
+        };
+        Ok(pair.line.insert(Line { lanes, stages, passed: 0 }))
     }
 
     /// Leaves a copy to the driver, on lanes and memory of its own.

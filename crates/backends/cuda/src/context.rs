@@ -169,7 +169,20 @@ impl Context {
     pub(crate) fn enter_for_others(&self) -> Result<Entered<'_>, DriverError> {
         // SAFETY: the context is retained as long as `self` lives, which the guard borrows.
         unsafe { self.driver.context_push(self.raw.raw()) }?;
-        Ok(Entered { context: self, capture_mode: None })
+        Ok(Entered { context: self, capture_mode: None, pops: true })
+    }
+
+    /// The same for calls that no capture forbids, or that see to that by themselves. It costs next to nothing where the
+    /// context is current already.
+    #[expect(unsafe_code, reason = "calls the driver")]
+    pub(crate) fn enter_lightly(&self) -> Result<Entered<'_>, DriverError> {
+        let mut current = ptr::null_mut();
+        // SAFETY: one handle is written to this stack frame.
+        unsafe { self.driver.context_current(&mut current) }?;
+        if current == self.raw.raw() {
+            return Ok(Entered { context: self, capture_mode: None, pops: false });
+        }
+        self.enter_for_others()
     }
 
     /// The same for code of others, by a guard that keeps the context. It stays on this thread.
@@ -258,6 +271,8 @@ pub(crate) struct Entered<'a> {
     context: &'a Context,
     /// The thread's mode before, if it was changed.
     capture_mode: Option<c_int>,
+    /// It was pushed for this.
+    pops: bool,
 }
 
 impl Drop for Entered<'_> {
@@ -267,6 +282,9 @@ impl Drop for Entered<'_> {
         if let Some(mode) = &mut self.capture_mode {
             // SAFETY: one integer is read and written where this guard is.
             let _restored = unsafe { driver.exchange_capture_mode(mode) };
+        }
+        if !self.pops {
+            return;
         }
         let mut popped = ptr::null_mut();
         // SAFETY: pushed by `enter` on this thread (the guard holds a borrow and is never sent, since it
@@ -282,7 +300,7 @@ pub(crate) struct EnteredForLong(Arc<Context>);
 impl Drop for EnteredForLong {
     fn drop(&mut self) {
         // As the guard that was forgotten would.
-        drop(Entered { context: &self.0, capture_mode: None });
+        drop(Entered { context: &self.0, capture_mode: None, pops: true });
     }
 }
 

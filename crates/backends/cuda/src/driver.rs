@@ -158,6 +158,7 @@ driver_functions! {
     cuDevicePrimaryCtxRelease_v2 as primary_context_release(device: CUdevice);
     cuCtxPushCurrent_v2 as context_push(context: CUcontext);
     cuCtxPopCurrent_v2 as context_pop(context: *mut CUcontext);
+    cuCtxGetCurrent as context_current(context: *mut CUcontext);
     cuThreadExchangeStreamCaptureMode as exchange_capture_mode(mode: *mut c_int);
     cuCtxEnablePeerAccess as context_enable_peer_access(peer: CUcontext, flags: c_uint);
     cuMemGetInfo_v2 as mem_get_info(free: *mut usize, total: *mut usize);

@@ -311,7 +311,9 @@ impl QueueCore {
                 Ok(submission.ops.len())
             };
             let signals = submission.signals.into();
-            match self.enqueue(&mut state, waits, fill, signals, &mut wakers) {
+            // NCCL sees to captures of other threads by itself.
+            let is_light = submission.ops.iter().all(|op| matches!(op, Op::Collective(_)));
+            match self.enqueue(&mut state, (waits, is_light), fill, signals, &mut wakers) {
                 Ok(()) => self.track(state),
                 Err((failure, signals)) => self.fail(state, &failure, &signals),
             }
@@ -350,11 +352,12 @@ impl QueueCore {
     }
 
     /// Puts a submission in the stream: `fill` pushes its operations and says how many. After an error the
-    /// stream may hold a part of it, and the signals come back to be failed.
+    /// stream may hold a part of it, and the signals come back to be failed. What is light is nothing that captures of
+    /// other threads forbid.
     fn enqueue(
         self: &Arc<Self>,
         state: &mut State,
-        waits: &[SemaphorePoint],
+        (waits, is_light): (&[SemaphorePoint], bool),
         fill: impl FnOnce(&mut InFlight) -> Result<usize, Arc<Failure>>,
         signals: Signals,
         wakers: &mut Wakers,
@@ -368,7 +371,12 @@ impl QueueCore {
         }
         let Some(record) = &mut state.gathered else { return Ok(()) };
         let _entering = self.context.cold.enqueuing();
-        let current = match self.context.enter() {
+        let entered = if is_light && waits.is_empty() && signals.is_empty() {
+            self.context.enter_lightly()
+        } else {
+            self.context.enter()
+        };
+        let current = match entered {
             Ok(current) => current,
             Err(error) => {
                 // Nothing of it is in the stream. What gathered before may be.
@@ -564,7 +572,7 @@ impl QueueCore {
                 work.ops.iter().try_for_each(|op| op.with(|op| self.push(id, op, record)))?;
                 Ok(work.ops.len())
             };
-            match self.enqueue(&mut state, &work.waits, fill, work.signals, &mut wakers) {
+            match self.enqueue(&mut state, (&work.waits, false), fill, work.signals, &mut wakers) {
                 Ok(()) => self.track(state),
                 Err((failure, signals)) => self.fail(state, &failure, &signals),
             }

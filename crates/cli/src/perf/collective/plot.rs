@@ -79,10 +79,13 @@ fn chart<B: DrawingBackend<ErrorType: 'static>>(
 
 /// A size in the unit that fits.
 fn size_text(bytes: f64) -> String {
-    let units = ["B", "KiB", "MiB", "GiB"];
-    let power = (0..units.len() - 1).take_while(|power| bytes >= 1024_f64.powi(*power as i32 + 1)).count();
-    let value = bytes / 1024_f64.powi(power as i32);
-    format!("{value:.0} {}", units[power])
+    const UNITS: [&str; 4] = ["B", "KiB", "MiB", "GiB"];
+    let (mut value, mut unit) = (bytes, 0);
+    while value >= 1024.0 && unit + 1 < UNITS.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    format!("{value:.0} {}", UNITS[unit])
 }
 
 #[cfg(test)]

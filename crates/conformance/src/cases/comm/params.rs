@@ -88,7 +88,7 @@ impl Params {
         let root = self.root();
         let op = match self.reduction {
             // Each rank has a factor of its own.
-            ReduceOp::PremulSum(_) => ReduceOp::PremulSum(factor(rank)),
+            ReduceOp::PremulSum(_) => ReduceOp::PremulSum(factor(rank).into()),
             op => op,
         };
         match self.kind {
@@ -125,9 +125,9 @@ impl Params {
     }
 }
 
-/// A rank's own factor.
-pub(super) fn factor(rank: u32) -> f64 {
-    f64::from(1 + rank % 2)
+/// A rank's own factor, a whole number.
+pub(super) const fn factor(rank: u32) -> u32 {
+    1 + rank % 2
 }
 
 /// How many values each parameter has.

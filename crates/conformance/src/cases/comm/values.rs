@@ -128,7 +128,7 @@ fn reduce(case: &Params, at: u64, ranks: std::ops::Range<u32>) -> u32 {
         ReduceOp::Or => plain().fold(0, |all, value| all | value),
         ReduceOp::Xor if is_bool => plain().sum::<u32>() % 2,
         ReduceOp::Xor => plain().fold(0, |all, value| all ^ value),
-        ReduceOp::PremulSum(_) => values.map(|(rank, value)| value * factor(rank) as u32).sum(),
+        ReduceOp::PremulSum(_) => values.map(|(rank, value)| value * factor(rank)).sum(),
         _ => plain().sum(),
     }
 }
@@ -188,6 +188,7 @@ impl Numbers {
 }
 
 /// A number in the bytes of its type; what is cut off is lost.
+#[expect(clippy::cast_possible_truncation, reason = "it is rounded to the type")]
 fn round(dtype: DType, value: f64) -> Vec<u8> {
     match dtype {
         DType::F64 => value.to_le_bytes().to_vec(),

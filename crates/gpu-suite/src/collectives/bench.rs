@@ -13,7 +13,9 @@ use nccl_rs::{
     Communicator, CommunicatorConfig, CommunicatorDesc, DataType, Dst, Nccl, Src, Stream, UniqueId,
 };
 use serde_json::json;
+use warpweft_bootstrap::{Group, JoinConfig, Meeting, Rank as Place, Rendezvous};
 use warpweft_cli::measure::Bar;
+use warpweft_comm::{CommConfig, EngineKind};
 use warpweft_core_types::{
     BufferDesc, BufferView, CollectiveCall, CollectiveGroup, CollectiveOp, DType, Op, Queue, ReduceOp,
     Submission,
@@ -60,6 +62,8 @@ struct Alone {
 /// A rank both ways, with memory that both use.
 struct Both<'a> {
     rank: &'a Rank<'a>,
+    /// The same rank as programs have it.
+    comm: warpweft_comm::Communicator,
     alone: Alone,
     /// A queue whose stream nobody else has.
     queue: Arc<dyn Queue>,
@@ -71,8 +75,10 @@ struct Both<'a> {
 
 /// What a rank found.
 struct Found {
-    host: [Samples; 2],
-    allocations: u64,
+    /// A submission, a call of a communicator, NCCL alone.
+    host: [Samples; 3],
+    /// Of submissions and of calls.
+    allocations: [u64; 2],
     sizes: Vec<SizeFound>,
 }
 
@@ -89,8 +95,9 @@ pub(crate) fn run() -> Result<()> {
     let ranks = Ranks::open()?;
     let nccl = Nccl::load()?;
     let (id, barrier) = (nccl.unique_id()?, Barrier::new(ranks.rig.devices.len()));
+    let meeting = Meeting::new();
     let found = ranks.each(|rank| {
-        let both = Both::new(rank, &nccl, id, &barrier)?;
+        let both = Both::new(rank, (&nccl, id), &meeting, &barrier)?;
         let (host, allocations) = both.host()?;
         let sizes = both.sizes()?;
         Ok(Found { host, allocations, sizes })
@@ -103,16 +110,20 @@ pub(crate) fn run() -> Result<()> {
 }
 
 fn tell_host(found: &Found, size: u32) {
-    let title = format!("a submission of one all_reduce of 8 bytes, {size} ranks");
-    let [ours, alone] = &found.host;
-    for (what, samples) in [("ours", ours), ("NCCL alone", alone)] {
+    let title = format!("one all_reduce of 8 bytes, {size} ranks");
+    let [submission, call, alone] = &found.host;
+    for (what, samples) in [("submission", submission), ("communicator", call), ("NCCL alone", alone)] {
         report(&json!({"timing": title, "what": what, "time": samples.json()}));
-        say(&format!("{title:<60} {what:<11} {}", samples.words()));
+        say(&format!("{title:<60} {what:<12} {}", samples.words()));
     }
-    judge(&ours.beyond(alone).at_most(format!("{title}: more than the raw call"), 0.3));
     let calls = ROUNDS * CALLS as usize;
-    let allocations = f64::from(u32::try_from(found.allocations).unwrap_or(u32::MAX));
-    judge(&Bar::at_most(format!("{title}: allocations of {calls}"), allocations, 0.0, ""));
+    for ((what, ours), allocations) in
+        [("a submission", submission), ("a communicator's call", call)].into_iter().zip(found.allocations)
+    {
+        judge(&ours.beyond(alone).at_most(format!("{title}: {what}, more than the raw call"), 0.3));
+        let allocations = f64::from(u32::try_from(allocations).unwrap_or(u32::MAX));
+        judge(&Bar::at_most(format!("{title}: {what}, allocations of {calls}"), allocations, 0.0, ""));
+    }
 }
 
 fn tell_sizes(sizes: &[SizeFound], size: u32) {
@@ -156,7 +167,16 @@ fn operations() -> [CollectiveOp; 6] {
 }
 
 impl<'a> Both<'a> {
-    fn new(rank: &'a Rank<'a>, nccl: &Nccl, id: UniqueId, barrier: &'a Barrier) -> Result<Self> {
+    fn new(
+        rank: &'a Rank<'a>,
+        (nccl, id): (&Nccl, UniqueId),
+        meeting: &Arc<Meeting>,
+        barrier: &'a Barrier,
+    ) -> Result<Self> {
+        let rendezvous = Rendezvous::Meeting(Arc::clone(meeting));
+        let joined = Group::join(rendezvous, JoinConfig::new(Place(rank.rank()), rank.size()), LIMIT * 3)?;
+        let native = CommConfig { engine: Some(EngineKind::Native), ..CommConfig::default() };
+        let through = warpweft_comm::Communicator::create(joined, &rank.bench.device, &native, LIMIT * 3)?;
         // Current on this thread from here on.
         let context = CudaContext::new(rank.rank() as usize)?;
         let config = CommunicatorConfig::new().blocking(true).patience(LIMIT * 3);
@@ -167,12 +187,12 @@ impl<'a> Both<'a> {
         let queue = rank.bench.new_queue()?;
         let memory = || rank.bench.allocate(BufferDesc::device(LARGEST));
         let mark = event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)?;
-        Ok(Self { rank, alone, queue, src: memory()?, dst: memory()?, mark, barrier })
+        Ok(Self { rank, comm: through, alone, queue, src: memory()?, dst: memory()?, mark, barrier })
     }
 
     /// The cost of a call to the host.
     #[expect(unsafe_code, reason = "calls the library")]
-    fn host(&self) -> Result<([Samples; 2], u64)> {
+    fn host(&self) -> Result<([Samples; 3], [u64; 2])> {
         /// `ncclFloat32` and `ncclSum`.
         const F32_SUM: (c_int, c_int) = (7, 0);
         let view = self.src.slice(0..8)?;
@@ -181,12 +201,21 @@ impl<'a> Both<'a> {
         let submission = Submission { ops: &ops, ..Submission::default() };
         let (address, handle) = (self.address(&view)?, self.alone.comm.as_raw());
         let (queue, stream) = (&self.queue, self.alone.stream.cu_stream().cast());
-        let (mut host, mut allocations) = ([Samples::default(), Samples::default()], 0);
+        let (mut host, mut allocations) = (<[Samples; 3]>::default(), [0; 2]);
         for round in 0..ROUNDS + WARM_UP {
             let before = alloc::count_here();
             let ours = timed(|| {
                 for _ in 0..CALLS {
                     queue.submit(&submission)?;
+                }
+                Ok(())
+            })?;
+            let submitted = alloc::count_here() - before;
+            self.wait_for_queue()?;
+            let before = alloc::count_here();
+            let called = timed(|| {
+                for _ in 0..CALLS {
+                    self.comm.all_reduce(ReduceOp::Sum, DType::F32, &view, &view)?.on(queue)?;
                 }
                 Ok(())
             })?;
@@ -206,8 +235,10 @@ impl<'a> Both<'a> {
             self.wait_for_stream()?;
             if round >= WARM_UP {
                 host[0].add(ours / CALLS);
-                host[1].add(theirs / CALLS);
-                allocations += allocated;
+                host[1].add(called / CALLS);
+                host[2].add(theirs / CALLS);
+                allocations[0] += submitted;
+                allocations[1] += allocated;
             }
         }
         Ok((host, allocations))

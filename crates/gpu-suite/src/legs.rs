@@ -27,9 +27,10 @@ pub(crate) struct Wish<'a> {
     pub(crate) memcheck: bool,
 }
 
-/// What the memory checker runs, and what it leaves out: cases whose kernels fail on purpose.
+/// What the memory checker runs, and what it leaves out: cases whose kernels fail on purpose, and those of ranks, whose
+/// kernels wait for each other where it runs one after the other.
 const MEMCHECK: &str = "conformance --only cuda --skip kernel::a_failure_stays_in_its_queue \
-    --skip resident::a_failure_ends_it --skip resident::an_early_failure_is_the_answer";
+    --skip resident::a_failure_ends_it --skip resident::an_early_failure_is_the_answer --skip comm::";
 
 /// The legs that are wanted, those first whose failure explains others.
 pub(crate) fn wanted(wish: &Wish<'_>) -> Vec<Leg> {

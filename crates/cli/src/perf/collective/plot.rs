@@ -79,10 +79,13 @@ fn chart<B: DrawingBackend<ErrorType: 'static>>(
 
 /// A size in the unit that fits.
 fn size_text(bytes: f64) -> String {
-    let units = ["B", "KiB", "MiB", "GiB"];
-    let power = (0..units.len() - 1).take_while(|power| bytes >= 1024_f64.powi(*power as i32 + 1)).count();
-    let value = bytes / 1024_f64.powi(power as i32);
-    format!("{value:.0} {}", units[power])
+    let (mut value, mut unit) = (bytes, "B");
+    for larger in ["KiB", "MiB", "GiB"] {
+        if value >= 1024.0 {
+            (value, unit) = (value / 1024.0, larger);
+        }
+    }
+    format!("{value:.0} {unit}")
 }
 
 #[cfg(test)]

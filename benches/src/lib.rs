@@ -1,8 +1,11 @@
-//! What the benchmark programs share: printing a reading beside its floor.
+//! What the benchmark programs share: printing a reading beside its floor, and ranks that are killed.
 //!
 //! Each program prints lines for people, and for every figure a line of JSON that `cargo xtask bench` keeps
 //! and compares. Machines differ and are noisy, so compare ratios of one run.
 #![forbid(unsafe_code)]
+
+#[cfg(unix)]
+pub mod deaths;
 
 use anyhow::Context as _;
 use warpweft_cli::measure::{Candidate, Summary, interleave};

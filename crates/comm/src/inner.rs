@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 use warpweft_bootstrap::{Bind, Group, GroupError, Health, Host, JoinConfig, Loss, Rank, Rendezvous};
 use warpweft_core_types::{
     BufferDesc, BufferView, CollectiveCall, CollectiveFailure, CollectiveOp, DType, Deadline, Device,
-    Failure, GraphOp, Op, OwnedOp, PreparedGraph, Queue, QueueDesc, SemaphorePoint, Submission,
+    ErrorClass, Failure, GraphOp, Op, OwnedOp, PreparedGraph, Queue, QueueDesc, SemaphorePoint, Submission,
 };
 
 use crate::{
@@ -25,6 +25,9 @@ use crate::{
 
 /// Who leaves has nothing more to do with calls that it has ended, and others may still be at them for so long.
 const GRACE: Duration = Duration::from_millis(500);
+
+/// An engine may notice that a rank is dead before the group has told so, which takes less than this on one host.
+const NEWS: Duration = Duration::from_millis(200);
 
 /// How long an engine may take to end what is under way.
 const PARTING: Duration = Duration::from_secs(2);
@@ -326,19 +329,37 @@ impl Inner {
 
     /// What is told of an error: where the communicator has failed, that is why.
     pub(crate) fn told(&self, error: CommError) -> CommError {
-        self.check_group();
-        match &error {
+        let is_effect = match &error {
             CommError::Failed(failure) if is_of_one(failure) => return error,
-            CommError::Failed(failure) if matches!(**failure, Failure::Collective(_)) => {
-                self.fail(failure, true)
-            }
-            _ => {}
+            CommError::Failed(failure) => may_be_a_death(failure),
+            CommError::Native(_) => true,
+            CommError::Submit(error) => error.class() == ErrorClass::Internal,
+            _ => false,
+        };
+        if is_effect {
+            self.wait_for_news();
+        }
+        self.check_group();
+        if let CommError::Failed(failure) = &error
+            && matches!(**failure, Failure::Collective(_))
+        {
+            self.fail(failure, true);
         }
         match (&error, self.failure.get()) {
             (CommError::Failed(_) | CommError::Group(_), Some(failure)) => {
                 CommError::Failed(Arc::clone(failure))
             }
+            (_, Some(failure)) if is_effect => CommError::Failed(Arc::clone(failure)),
             _ => error,
+        }
+    }
+
+    /// Gives the group time to tell of a death that something else was the first to notice.
+    fn wait_for_news(&self) {
+        if self.failure.get().is_none() && self.group.check().is_ok() {
+            let is_lost = |health: &[Health]| health.iter().any(|health| !health.is_present());
+            // That there are no news is an answer too.
+            let _health = self.group.wait_health(NEWS, is_lost);
         }
     }
 
@@ -376,6 +397,10 @@ impl Inner {
         if let Err(failure) = looked
             && !is_of_one(&failure)
         {
+            if may_be_a_death(&failure) {
+                self.wait_for_news();
+            }
+            self.check_group();
             // The calls behind it will not be made here, and the others would wait for them.
             self.fail(&failure, true);
         }
@@ -400,6 +425,8 @@ impl Inner {
             return;
         }
         if let Some(error) = self.engines.iter().find_map(|engine| engine.check().err()) {
+            self.wait_for_news();
+            self.check_group();
             let (rank, reason) = (self.rank(), error.to_string());
             self.fail(&failed(CollectiveFailure::Aborted { rank, reason }), true);
         }
@@ -415,7 +442,12 @@ impl Inner {
             return;
         }
         tracing::warn!(rank = self.rank(), %failure, "a communicator failed");
-        if tell && let Err(error) = self.group.abort(&failure.to_string()) {
+        // A death is told by the group, which names who died; an abort that overtakes it would name this rank.
+        let is_known = matches!(self.group.check(), Err(GroupError::PeerLost { .. }));
+        if tell
+            && !is_known
+            && let Err(error) = self.group.abort(&failure.to_string())
+        {
             tracing::warn!(%error, "the other ranks were not told");
         }
         self.engines.iter().for_each(|engine| engine.abort(failure, Deadline::within(PARTING)));
@@ -496,6 +528,12 @@ impl Inner {
 /// things.
 const fn is_of_one(failure: &Failure) -> bool {
     matches!(failure, Failure::Collective(CollectiveFailure::Mismatch { .. }))
+}
+
+/// Whether the group may have something to say about it: an engine hears of a death from other ranks too, and drivers
+/// have words of their own for it.
+const fn may_be_a_death(failure: &Failure) -> bool {
+    !matches!(failure, Failure::Collective(other) if !matches!(other, CollectiveFailure::PeerLost { .. }))
 }
 
 pub(crate) fn failed(failure: CollectiveFailure) -> Arc<Failure> {

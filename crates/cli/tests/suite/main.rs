@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "a failed step fails the test")]
 
 mod calls;
+mod collectives;
 #[cfg(unix)]
 mod launch;
 #[cfg(all(target_os = "linux", feature = "cuda"))]

@@ -36,7 +36,10 @@ struct Operands {
 pub(super) fn measure(kind: Kind, args: &PerfCollective, place: &Place) -> anyhow::Result<Vec<Row>> {
     let size = place.control.size();
     if args.root >= size {
-        return Err(WrongCall(format!("-r {} is no rank: there are {size}", args.root)).into());
+        let last = size - 1;
+        return Err(
+            WrongCall(format!("-r {} is no rank: there are {size} ranks, 0 to {last}", args.root)).into()
+        );
     }
     if args.in_place && matches!(kind, Kind::AllToAll | Kind::SendRecv) {
         return Err(WrongCall(format!("{} is never in place", kind.name())).into());
@@ -73,11 +76,16 @@ fn contenders(kind: Kind, args: &PerfCollective, place: &Place) -> anyhow::Resul
     for engine in wanted {
         let made = communicator(Some(engine), place)?;
         let served = made.and_then(|comm| comm.engine_for(kind.op(args), args.dtype).map(|_| comm));
-        match served {
+        let contender = match served {
             Ok(comm) => {
                 let queue = place.device.create_queue(&QueueDesc::default())?;
-                contenders.push(Contender { kind: engine, comm, queue });
+                let bench = Bench { kind, args, place, contenders: &[], chosen: None };
+                bench.if_it_has_graphs(Contender { kind: engine, comm, queue })?
             }
+            Err(error) => Err(error),
+        };
+        match contender {
+            Ok(contender) => contenders.push(contender),
             Err(error @ (CommError::NoEngine { .. } | CommError::Unsupported { .. })) => {
                 if place.is_first() && !args.engine.is_empty() {
                     output::note(&unserved(engine, &error));
@@ -87,7 +95,8 @@ fn contenders(kind: Kind, args: &PerfCollective, place: &Place) -> anyhow::Resul
         }
     }
     if contenders.is_empty() {
-        anyhow::bail!("no engine does {} of {} with these ranks", kind.op(args), args.dtype);
+        let graphs = if args.graph > 0 { " in graphs" } else { "" };
+        anyhow::bail!("no engine does {} of {}{graphs} with these ranks", kind.op(args), args.dtype);
     }
     Ok(contenders)
 }
@@ -118,11 +127,24 @@ struct Bench<'a> {
 }
 
 impl Bench<'_> {
+    /// The same, or why it cannot replay its calls, if that is asked for.
+    fn if_it_has_graphs(&self, contender: Contender) -> anyhow::Result<Result<Contender, CommError>> {
+        if self.args.graph == 0 {
+            return Ok(Ok(contender));
+        }
+        let operands = self.operands(self.unit())?;
+        let nodes = self.calls(&contender, &operands)?.nodes().map(|_| ());
+        Ok(nodes.map(|()| contender))
+    }
+
+    /// The smallest size, of which every rank has an element.
+    fn unit(&self) -> u64 {
+        self.args.dtype.size_bytes() * u64::from(self.place.control.size())
+    }
+
     /// Measures all engines; rank 0 has rows.
     fn size(&self, wanted: u64) -> anyhow::Result<Vec<Row>> {
-        let (ranks, element) = (u64::from(self.place.control.size()), self.args.dtype.size_bytes());
-        let unit = element * ranks;
-        let size = (wanted / unit).max(1) * unit;
+        let size = (wanted / self.unit()).max(1) * self.unit();
         let operands = self.operands(size)?;
         let mut times = vec![Vec::with_capacity(self.args.rounds as usize); self.contenders.len()];
         for round in 0..self.args.warmup.saturating_add(self.args.rounds) {

@@ -14,7 +14,7 @@ use super::{
     gate::{Gate, open_behind},
     round::Devices,
 };
-use crate::CommError;
+use crate::{CommError, inner::is_of_one};
 
 /// By which ranks find their board.
 pub(crate) type BoardId = [u8; 16];
@@ -158,7 +158,15 @@ impl Board {
             state.shared.clone()
         };
         let Some(shared) = shared else { return };
-        complete.into_iter().for_each(|complete| start(&shared, complete));
+        for complete in complete {
+            // What differs ends all: calls behind it may have been put here by some ranks and not by others, and would
+            // meet the wrong ones from here on.
+            if let Err(failure) = start(&shared, complete)
+                && is_of_one(&failure)
+            {
+                self.fail(&failure);
+            }
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -198,7 +206,7 @@ impl State {
 }
 
 /// Hands the devices what is complete. What goes wrong, everybody who takes part is told.
-fn start(shared: &Devices, complete: Complete) {
+fn start(shared: &Devices, complete: Complete) -> Result<(), Arc<Failure>> {
     let (gates, outcome) = match complete {
         Complete::Round(number, round) => {
             let gates: Vec<_> = round.iter().map(|posted| posted.post.gate.clone()).collect();
@@ -211,8 +219,14 @@ fn start(shared: &Devices, complete: Complete) {
         }
     };
     match outcome {
-        Ok(points) => open_behind(points, gates),
-        Err(failure) => gates.iter().for_each(|gate| gate.fail(&failure)),
+        Ok(points) => {
+            open_behind(points, gates);
+            Ok(())
+        }
+        Err(failure) => {
+            gates.iter().for_each(|gate| gate.fail(&failure));
+            Err(failure)
+        }
     }
 }
 

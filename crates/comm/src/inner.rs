@@ -409,7 +409,8 @@ impl Inner {
             return;
         }
         let failure = match self.group.check() {
-            Ok(()) => return,
+            // What a fork does with its copy is nothing to the group, and every call there says what is wrong.
+            Ok(()) | Err(GroupError::Forked { .. }) => return,
             Err(GroupError::PeerLost { rank, how }) => {
                 let lost = CollectiveFailure::PeerLost { rank: rank.0, how: how.to_string() };
                 let (since, _) = self.left.get_or_init(|| (Instant::now(), lost.clone()));

@@ -12,7 +12,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
-use warpweft_bootstrap::Group;
+use warpweft_bootstrap::{Group, GroupError};
 use warpweft_core_types::{
     Access, Arg, BufferView, CollectiveCall, CollectiveError, CollectiveFailure, CollectiveOp, DType,
     Deadline, Device, Failure, HostFunction, Kernel, KernelCode, KernelContract, Launch, Op, Param,
@@ -289,6 +289,7 @@ fn told_of(failure: HostFailure) -> CommError {
     match failure {
         HostFailure::Call(error) => CommError::Call(error),
         HostFailure::Collective(failure) => CommError::Failed(Arc::new(failure.into())),
+        HostFailure::Forked { joined, here } => GroupError::Forked { member: joined, here }.into(),
         other => CommError::NoEngine { reason: other.to_string() },
     }
 }

@@ -5,6 +5,8 @@ mod after;
 mod calls;
 mod failures;
 mod flight;
+#[cfg(target_os = "linux")]
+mod fork;
 mod groups;
 mod orders;
 mod rig;

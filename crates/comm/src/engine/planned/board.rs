@@ -11,7 +11,7 @@ use warpweft_core_types::{
 };
 
 use super::{
-    gate::{Gate, open_behind},
+    gate::{Gate, Party, open_behind},
     round::Devices,
 };
 use crate::{CommError, inner::is_of_one};
@@ -55,6 +55,7 @@ pub(crate) struct Post {
 /// One call on the board.
 #[derive(Debug, Clone)]
 pub(crate) struct Posted {
+    pub(crate) rank: u32,
     pub(crate) op: CollectiveOp,
     pub(crate) dtype: DType,
     pub(crate) src: Option<BufferView>,
@@ -79,6 +80,10 @@ impl Posted {
     fn unit(&self) -> Option<u64> {
         let sizes = [&self.src, &self.dst].into_iter().flatten().map(BufferView::size);
         sizes.min()
+    }
+
+    fn party(&self) -> Party {
+        Party { rank: self.rank, ready: self.post.ready.clone(), gate: self.post.gate.clone() }
     }
 
     fn text(&self) -> String {
@@ -147,6 +152,7 @@ impl Board {
             }
             for call in calls {
                 let posted = Posted {
+                    rank,
                     op: call.op(),
                     dtype: call.dtype(),
                     src: call.src().cloned(),
@@ -207,24 +213,21 @@ impl State {
 
 /// Hands the devices what is complete. What goes wrong, everybody who takes part is told.
 fn start(shared: &Devices, complete: Complete) -> Result<(), Arc<Failure>> {
-    let (gates, outcome) = match complete {
+    let party = |posted: &Posted| posted.party();
+    let (parties, outcome): (Vec<_>, _) = match complete {
         Complete::Round(number, round) => {
-            let gates: Vec<_> = round.iter().map(|posted| posted.post.gate.clone()).collect();
-            (gates, agree(number, &round).and_then(|()| shared.start(&round)))
+            let outcome = agree(number, &round).and_then(|()| shared.start(&round));
+            (round.iter().map(party).collect(), outcome)
         }
-        Complete::Pair(pair) => {
-            let [send, recv] = *pair;
-            let gates = vec![send.post.gate.clone(), recv.post.gate.clone()];
-            (gates, shared.pass(&send, &recv))
-        }
+        Complete::Pair(pair) => (pair.iter().map(party).collect(), shared.pass(&pair[0], &pair[1])),
     };
     match outcome {
         Ok(points) => {
-            open_behind(points, gates);
+            open_behind(points, parties);
             Ok(())
         }
         Err(failure) => {
-            gates.iter().for_each(|gate| gate.fail(&failure));
+            parties.iter().for_each(|party| party.gate.fail(&failure));
             Err(failure)
         }
     }

@@ -1,11 +1,20 @@
 //! Calls: what is to be done, checked, and the ways to have it done.
 
-use std::sync::Arc;
+use std::{
+    fmt,
+    sync::{Arc, Mutex, Weak},
+    thread,
+    time::Duration,
+};
 
 use smallvec::SmallVec;
-use warpweft_core_types::{CollectiveCall, Deadline, GraphOp, Queue, QueueId, SemaphorePoint};
+use warpweft_core_types::{CollectiveCall, Deadline, GraphOp, Queue, QueueId, SemaphorePoint, SubmitError};
 
-use crate::{CommError, Communicator, error::unfinished, inner::Inner};
+use crate::{
+    CommError, Communicator,
+    error::unfinished,
+    inner::{Inner, State},
+};
 
 /// One call of a collective, with operands that were checked. Nothing is done before it is enqueued or waited for.
 #[derive(Debug, Clone, Copy)]
@@ -99,10 +108,11 @@ impl<'a> From<Call<'a>> for Calls<'a> {
     }
 }
 
-/// A call in a queue.
-#[derive(Debug, Clone)]
+/// A call in a queue. It keeps no communicator: what becomes of it can be asked when that is gone.
+#[derive(Clone)]
 pub struct Enqueued {
-    pub(crate) inner: Arc<Inner>,
+    pub(crate) inner: Weak<Inner>,
+    pub(crate) state: Arc<Mutex<State>>,
     pub(crate) queue: QueueId,
     pub(crate) ticket: u64,
 }
@@ -112,9 +122,11 @@ impl Enqueued {
     ///
     /// # Errors
     ///
-    /// The failure of the queue or the communicator.
+    /// The failure of the queue or the communicator; [`CommError::Submit`] while the queue is full.
     pub fn point(&self) -> Result<Option<SemaphorePoint>, CommError> {
-        self.inner.lock().lines.point(self.queue, self.ticket)
+        // The lock is free again before anything is told.
+        let point = State::lock(&self.state).lines.point(self.queue, self.ticket);
+        point.map_err(|error| self.told(error))
     }
 
     /// Waits until the call is over.
@@ -123,14 +135,48 @@ impl Enqueued {
     ///
     /// [`CommError::Timeout`] by the deadline, and the call goes on; [`CommError::Failed`].
     pub fn wait(&self, deadline: impl Into<Deadline>) -> Result<(), CommError> {
-        let op = || format!("a call on {}", self.queue);
-        let outcome = match self.point()? {
+        let deadline = deadline.into();
+        let late = |error| unfinished(error, self.ticket, format!("a call on {}", self.queue));
+        let outcome = match self.point_by(deadline)? {
             None => Ok(()),
-            Some(point) => {
-                point.wait(deadline).map_err(|error| self.inner.told(unfinished(error, self.ticket, op())))
-            }
+            Some(point) => point.wait(deadline).map_err(|error| self.told(late(error))),
         };
-        self.inner.look();
+        if let Some(inner) = self.inner.upgrade() {
+            inner.look();
+        }
         outcome
     }
+
+    /// A point, once there is room for it in the queue.
+    fn point_by(&self, deadline: Deadline) -> Result<Option<SemaphorePoint>, CommError> {
+        loop {
+            match self.point() {
+                Err(CommError::Submit(error))
+                    if matches!(*error, SubmitError::QueueFull { .. }) && !deadline.is_past() =>
+                {
+                    thread::sleep(FULL.min(deadline.remaining()));
+                }
+                point => return point,
+            }
+        }
+    }
+
+    fn told(&self, error: CommError) -> CommError {
+        match self.inner.upgrade() {
+            Some(inner) => inner.told(error),
+            None => error,
+        }
+    }
 }
+
+impl fmt::Debug for Enqueued {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Enqueued")
+            .field("queue", &self.queue)
+            .field("ticket", &self.ticket)
+            .finish_non_exhaustive()
+    }
+}
+
+/// How often a queue is asked whether it is full still. Nothing tells when it has room.
+const FULL: Duration = Duration::from_micros(200);

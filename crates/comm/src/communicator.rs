@@ -280,7 +280,7 @@ impl Communicator {
         ranges: &[Range<u64>],
     ) -> Result<Vec<Option<BufferView>>, CommError> {
         let part = |range: &Range<u64>| {
-            if range.is_empty() { Ok(None) } else { view.slice(range.clone()).map(Some) }
+            if range.start == range.end { Ok(None) } else { view.slice(range.clone()).map(Some) }
         };
         let parts: Result<Vec<_>, _> = ranges.iter().map(part).collect();
         Ok(parts.map_err(CallError::from)?)

@@ -3,6 +3,7 @@
 use std::{fmt, sync::Arc};
 
 use serde::{Deserialize, Serialize};
+use smallvec::SmallVec;
 use warpweft_core_types::{
     Buffer, CollectiveCall, CollectiveError, CollectiveOp, DType, Deadline, Failure, Op, Queue, Registration,
     RegistrationKind, SemaphorePoint, Submission,
@@ -69,21 +70,31 @@ pub(crate) trait Engine: fmt::Debug + Send + Sync {
         visit: &mut dyn FnMut(&[Op<'_>]) -> Result<(), CommError>,
     ) -> Result<(), CommError>;
 
-    /// Puts calls in a queue, behind `waits`.
+    /// Puts calls in a queue, behind `waits` and before `then`: all of it or nothing.
     fn enqueue(
         &self,
         calls: &[CollectiveCall<'_>],
         queue: &Arc<dyn Queue>,
         waits: &[SemaphorePoint],
+        then: &[Op<'_>],
     ) -> Result<(), CommError> {
         self.with_ops(calls, &mut |ops| {
-            queue.submit(&Submission { waits, ops, signals: &[] })?;
+            let ops: SmallVec<[Op<'_>; 2]> = ops.iter().chain(then).copied().collect();
+            queue.submit(&Submission { waits, ops: &ops, signals: &[] })?;
             Ok(())
         })
     }
 
-    /// Carries the calls out in this thread, where the engine can do so for such memory.
-    fn run(&self, calls: &[CollectiveCall<'_>], deadline: Deadline) -> Option<Result<(), CommError>>;
+    /// Whether it carries out these calls, with such memory, in a thread that waits for them.
+    fn runs(&self, _calls: &[CollectiveCall<'_>]) -> bool {
+        false
+    }
+
+    /// Carries the calls out in this thread, if it [runs](Self::runs) them.
+    fn run(&self, calls: &[CollectiveCall<'_>], _deadline: Deadline) -> Result<(), CommError> {
+        let what = calls.first().map(|call| call.op().to_string()).unwrap_or_default();
+        Err(self.cannot(format!("{what} without a queue")))
+    }
 
     /// An error that came by itself.
     fn check(&self) -> Result<(), CollectiveError>;
@@ -108,4 +119,10 @@ pub(crate) trait Engine: fmt::Debug + Send + Sync {
     fn cannot(&self, what: String) -> CommError {
         CommError::Unsupported { what, engines: self.kind().to_string() }
     }
+}
+
+/// Whether the host addresses all operands.
+fn are_mapped(calls: &[CollectiveCall<'_>]) -> bool {
+    let mut views = calls.iter().flat_map(|call| [call.src(), call.dst()]).flatten();
+    views.all(|view| view.buffer().mapping().is_some())
 }

@@ -14,7 +14,7 @@ use warpweft_core_types::{CollectiveCall, CollectiveOp, DType, QueueId};
 /// What is recorded, and where it goes when a communicator fails.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FlightConfig {
-    /// Calls that are remembered.
+    /// Calls that are remembered, besides those under way.
     pub capacity: usize,
     /// The folder that gets a file for each rank when the communicator fails; none is written if there is no folder.
     pub folder: Option<PathBuf>,
@@ -66,7 +66,7 @@ pub(crate) enum Signature {
     Calls {
         op: CollectiveOp,
         dtype: DType,
-        /// Bytes of the larger operand.
+        /// Bytes of the smaller operand: a root's larger one is its own.
         bytes: u64,
         /// Calls that begin together.
         count: usize,
@@ -79,10 +79,22 @@ pub(crate) enum Signature {
 impl Signature {
     /// Of calls that begin together, if there are any.
     pub(crate) fn of(calls: &[CollectiveCall<'_>]) -> Option<Self> {
-        let first = calls.first()?;
+        let mut shared = calls.iter().filter(|call| !call.op().is_pairwise());
+        // What a rank sends and receives beside them is its own affair.
+        let (first, count) = match shared.next() {
+            Some(first) => (first, 1 + shared.count()),
+            None => (calls.first()?, calls.len()),
+        };
         let sizes = [first.src(), first.dst()].into_iter().flatten().map(|view| view.size());
-        let bytes = sizes.max().unwrap_or_default();
-        Some(Self::Calls { op: first.op(), dtype: first.dtype(), bytes, count: calls.len() })
+        let bytes = sizes.min().unwrap_or_default();
+        Some(Self::Calls { op: first.op(), dtype: first.dtype(), bytes, count })
+    }
+
+    /// All calls of a group that all ranks make, in words.
+    pub(crate) fn text_of_all(calls: &[CollectiveCall<'_>]) -> String {
+        let shared = calls.iter().filter(|call| !call.op().is_pairwise());
+        let texts = shared.filter_map(|call| Self::of(&[*call])).map(|signature| signature.text());
+        texts.collect::<Vec<_>>().join(" with ")
     }
 
     /// In words.
@@ -125,26 +137,48 @@ struct Entry {
     over: Option<Instant>,
 }
 
+/// Room that is made for calls before there are any.
+const MOST_AT_ONCE: usize = 1024;
+
 /// The ring of a communicator.
 #[derive(Debug)]
 pub(crate) struct Flight {
     start: Instant,
     config: FlightConfig,
-    entries: Mutex<VecDeque<Entry>>,
+    ring: Mutex<Ring>,
+}
+
+#[derive(Debug)]
+struct Ring {
+    entries: VecDeque<Entry>,
+    /// How many of them are under way.
+    open: usize,
+}
+
+impl Ring {
+    /// Forgets the oldest calls that are too many. Those under way stay, since their age is what ends them.
+    fn forget(&mut self, capacity: usize) {
+        while self.entries.len() > capacity.max(self.open) {
+            let Some(oldest) = self.entries.iter().position(|entry| entry.over.is_some()) else { return };
+            self.entries.remove(oldest);
+        }
+    }
 }
 
 /// A call that is not over and has been under way the longest.
 #[derive(Debug)]
 pub(crate) struct Oldest {
-    pub(crate) ticket: u64,
+    /// As records count; that of a send or receive is its place among all calls of its rank.
+    pub(crate) number: u64,
     pub(crate) op: String,
     pub(crate) age: Duration,
 }
 
 impl Flight {
     pub(crate) fn new(config: FlightConfig) -> Self {
-        let entries = Mutex::new(VecDeque::with_capacity(config.capacity));
-        Self { start: Instant::now(), config, entries }
+        // Any number may be asked for; more room is made when it is needed.
+        let entries = VecDeque::with_capacity(config.capacity.min(MOST_AT_ONCE));
+        Self { start: Instant::now(), config, ring: Mutex::new(Ring { entries, open: 0 }) }
     }
 
     /// Notes a call.
@@ -156,34 +190,43 @@ impl Flight {
         queue: Option<QueueId>,
     ) {
         let Called { ticket, number } = call;
-        let mut entries = self.lock();
-        if entries.len() >= self.config.capacity {
-            entries.pop_front();
-        }
-        if self.config.capacity > 0 {
-            let called = Instant::now();
-            entries.push_back(Entry { ticket, number, signature, engine, queue, called, over: None });
-        }
+        let mut ring = self.lock();
+        let called = Instant::now();
+        ring.entries.push_back(Entry { ticket, number, signature, engine, queue, called, over: None });
+        ring.open += 1;
+        ring.forget(self.config.capacity);
     }
 
     /// A call that was refused never was.
     pub(crate) fn retract(&self, ticket: u64) {
-        self.lock().retain(|entry| entry.ticket != ticket);
+        let mut ring = self.lock();
+        if let Some(at) =
+            ring.entries.iter().rposition(|entry| entry.ticket == ticket && entry.over.is_none())
+        {
+            ring.entries.remove(at);
+            ring.open -= 1;
+        }
     }
 
     /// Notes that the calls of a queue are over up to this one, or the one that was in none.
     pub(crate) fn end(&self, queue: Option<QueueId>, ticket: u64) {
         let now = Instant::now();
-        let mut entries = self.lock();
-        let own = entries.iter_mut().rev().filter(|entry| entry.queue == queue && entry.ticket <= ticket);
-        // What is before one that is over is over too.
-        own.take_while(|entry| entry.over.is_none()).for_each(|entry| entry.over = Some(now));
+        let mut ring = self.lock();
+        // What is before one that is over in a queue is over too.
+        let is_own = |entry: &&mut Entry| {
+            entry.queue == queue && (entry.ticket == ticket || (queue.is_some() && entry.ticket < ticket))
+        };
+        let own = ring.entries.iter_mut().rev().filter(is_own);
+        let ended = own.take_while(|entry| entry.over.is_none()).map(|entry| entry.over = Some(now)).count();
+        ring.open -= ended;
+        ring.forget(self.config.capacity);
     }
 
     pub(crate) fn oldest(&self) -> Option<Oldest> {
-        let entries = self.lock();
-        let entry = entries.iter().find(|entry| entry.over.is_none())?;
-        Some(Oldest { ticket: entry.ticket, op: entry.signature.text(), age: entry.called.elapsed() })
+        let ring = self.lock();
+        let entry = ring.entries.iter().find(|entry| entry.over.is_none())?;
+        let number = entry.number.unwrap_or(entry.ticket);
+        Some(Oldest { number, op: entry.signature.text(), age: entry.called.elapsed() })
     }
 
     pub(crate) fn calls(&self) -> Vec<CallRecord> {
@@ -198,7 +241,7 @@ impl Flight {
             called_us: since(entry.called),
             over_us: entry.over.map(since),
         };
-        self.lock().iter().map(record).collect()
+        self.lock().entries.iter().map(record).collect()
     }
 
     /// Writes a rank's file, if there is a folder for it.
@@ -207,9 +250,9 @@ impl Flight {
         record.write_to(folder).map(|_| ())
     }
 
-    fn lock(&self) -> MutexGuard<'_, VecDeque<Entry>> {
+    fn lock(&self) -> MutexGuard<'_, Ring> {
         // No code of others runs under the lock.
-        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+        self.ring.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -302,13 +345,15 @@ impl Verdict {
     /// Compares the records of a communicator's ranks.
     pub fn of(records: &[FlightRecord]) -> Self {
         let Some(size) = records.iter().map(|record| record.size).max() else { return Self::Clean };
+        let lost = lost(records, size);
         let newest =
             records.iter().filter_map(|record| numbered(record).last()).max_by_key(|(number, _)| *number);
-        let Some((last, newest)) = newest else { return Self::Clean };
-        let lost = lost(records, size);
         if !lost.is_empty() {
-            return Self::Lost { ranks: lost, number: last, call: newest.call.clone() };
+            let (number, call) =
+                newest.map_or((0, "nothing yet".to_owned()), |(n, call)| (n, call.call.clone()));
+            return Self::Lost { ranks: lost, number, call };
         }
+        let Some((last, _)) = newest else { return Self::Clean };
         // Older ones are not remembered by all.
         let first =
             records.iter().filter_map(|record| numbered(record).next()).map(|(number, _)| number).max();
@@ -392,6 +437,12 @@ mod tests {
     fn a_rank_without_a_record_is_lost() {
         let records = [record(0, &[("a", true), ("b", false)]), record(2, &[("a", true), ("b", false)])];
         assert_eq!(Verdict::of(&records), Verdict::Lost { ranks: vec![1], number: 2, call: "b".to_owned() });
+    }
+
+    #[test]
+    fn a_rank_that_is_lost_before_any_call_is_named() {
+        let records = [record(0, &[]), record(2, &[])];
+        assert!(matches!(Verdict::of(&records), Verdict::Lost { ranks, number: 0, .. } if ranks == [1]));
     }
 
     #[test]

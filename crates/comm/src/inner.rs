@@ -2,25 +2,26 @@
 
 use std::{
     fmt,
-    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError},
     time::{Duration, Instant},
 };
 
 use smallvec::SmallVec;
 use warpweft_bootstrap::{Bind, Group, GroupError, Health, Host, JoinConfig, Loss, Rank, Rendezvous};
 use warpweft_core_types::{
-    BufferDesc, BufferView, CollectiveCall, CollectiveFailure, CollectiveOp, DType, Deadline, Device,
-    ErrorClass, Failure, GraphOp, Op, OwnedOp, PreparedGraph, Queue, QueueDesc, SemaphorePoint, Submission,
+    BufferDesc, BufferView, CallError, CollectiveCall, CollectiveFailure, CollectiveOp, DType, Deadline,
+    Device, ErrorClass, Failure, GraphOp, Op, OwnedOp, PreparedGraph, Queue, QueueDesc, RangeError,
+    SemaphorePoint, Submission, WaitError,
 };
 
 use crate::{
-    CommConfig, CommError, Enqueued, FlightRecord,
+    CommConfig, CommError, EngineKind, Enqueued, FlightRecord,
     engine::Engine,
     error::unfinished,
     flight::{Called, Flight, Signature},
     form,
     keeper::Bell,
-    lines::Lines,
+    lines::{Lines, Lost},
 };
 
 /// Who leaves has nothing more to do with calls that it has ended, and others may still be at them for so long.
@@ -39,7 +40,8 @@ pub(crate) struct Inner {
     engines: Vec<Box<dyn Engine>>,
     config: CommConfig,
     flight: Flight,
-    state: Mutex<State>,
+    /// Calls in queues look at it when the communicator is gone, too.
+    state: Arc<Mutex<State>>,
     /// In validating mode, calls of several threads are compared one after the other.
     comparing: Mutex<()>,
     failure: OnceLock<Arc<Failure>>,
@@ -73,6 +75,21 @@ impl State {
             self.numbers = number;
         }
     }
+
+    /// A call was not made after all. What was called since keeps its place.
+    const fn give_back(&mut self, called: Called) {
+        if self.tickets == called.ticket {
+            self.tickets -= 1;
+            if called.number.is_some() {
+                self.numbers -= 1;
+            }
+        }
+    }
+
+    pub(crate) fn lock(state: &Mutex<Self>) -> MutexGuard<'_, Self> {
+        // What panics under it would be a defect of ours, and leaves a whole state.
+        state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl Inner {
@@ -88,7 +105,7 @@ impl Inner {
             device: Arc::clone(device),
             config: config.clone(),
             flight: Flight::new(config.flight.clone()),
-            state: Mutex::default(),
+            state: Arc::default(),
             comparing: Mutex::default(),
             failure: OnceLock::new(),
             left: OnceLock::new(),
@@ -122,9 +139,18 @@ impl Inner {
         self.group.rank().0
     }
 
-    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
-        // What panics under it would be a defect of ours, and leaves a whole state.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, State> {
+        State::lock(&self.state)
+    }
+
+    /// The state, unless a call is being put in a queue. That may take until somebody ends it, and whoever is to find
+    /// that out must not wait for it.
+    fn try_lock(&self) -> Option<MutexGuard<'_, State>> {
+        match self.state.try_lock() {
+            Ok(state) => Some(state),
+            Err(TryLockError::Poisoned(state)) => Some(state.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
     }
 
     pub(crate) fn usable(&self) -> Result<(), CommError> {
@@ -162,30 +188,30 @@ impl Inner {
         calls: &[CollectiveCall<'_>],
         queue: &Arc<dyn Queue>,
     ) -> Result<Enqueued, CommError> {
-        self.enqueue_then(calls, queue, || Ok(()))
+        self.enqueue_then(calls, queue, &[])
     }
 
-    /// The same with something behind it that belongs to the call.
+    /// The same with operations behind it that belong to the call.
     pub(crate) fn enqueue_then(
         self: &Arc<Self>,
         calls: &[CollectiveCall<'_>],
         queue: &Arc<dyn Queue>,
-        then: impl FnOnce() -> Result<(), CommError>,
+        then: &[Op<'_>],
     ) -> Result<Enqueued, CommError> {
         self.check_queue(queue)?;
-        let Some(signature) = Signature::of(calls) else { return Ok(self.nothing(queue)) };
+        check_overlaps(calls)?;
+        let Some(signature) = Signature::of(calls) else { return Ok(self.enqueued(queue, 0)) };
         let engine = self.pick_for(calls)?;
         self.usable()?;
-        let _comparing = self.compare(&signature)?;
-        self.put(queue, signature, Some(engine), |waits| {
-            engine.enqueue(calls, queue, waits)?;
-            then()
-        })
+        let deadline = Deadline::within(self.config.timeout);
+        let _comparing = self.compare(&signature, || Signature::text_of_all(calls), deadline)?;
+        let submit = |waits: &[SemaphorePoint]| engine.enqueue(calls, queue, waits, then);
+        self.put(queue, signature, Place::behind_last(engine), submit)
     }
 
-    /// A call without any part: it is over.
-    fn nothing(self: &Arc<Self>, queue: &Arc<dyn Queue>) -> Enqueued {
-        Enqueued { inner: Arc::clone(self), queue: queue.id(), ticket: 0 }
+    /// A call with this ticket; none has the ticket 0, which is over.
+    fn enqueued(self: &Arc<Self>, queue: &Arc<dyn Queue>, ticket: u64) -> Enqueued {
+        Enqueued { inner: Arc::downgrade(self), state: Arc::clone(&self.state), queue: queue.id(), ticket }
     }
 
     pub(crate) fn replay(
@@ -196,8 +222,9 @@ impl Inner {
         self.usable()?;
         self.check_queue(queue)?;
         let signature = Signature::Replay { nodes: graph.ops().len() };
-        let _comparing = self.compare(&signature)?;
-        self.put(queue, signature, None, |waits| {
+        let deadline = Deadline::within(self.config.timeout);
+        let _comparing = self.compare(&signature, || signature.text(), deadline)?;
+        self.put(queue, signature, Place::GRAPH, |waits| {
             queue.submit(&Submission { waits, ops: &[Op::Replay(graph)], signals: &[] })?;
             Ok(())
         })
@@ -208,18 +235,21 @@ impl Inner {
         self: &Arc<Self>,
         queue: &Arc<dyn Queue>,
         signature: Signature,
-        engine: Option<&dyn Engine>,
+        place: Place,
         submit: impl FnOnce(&[SemaphorePoint]) -> Result<(), CommError>,
     ) -> Result<Enqueued, CommError> {
         let id = queue.id();
         let mut state = self.lock();
         state.lines.add(self.device.as_ref(), queue)?;
         let called = state.next(&signature);
-        let needs_order = engine.is_none_or(Engine::needs_order);
-        let wait = if needs_order { state.lines.order(id)? } else { None };
+        let waits = match place.behind {
+            Behind::All => state.lines.points(Some(id))?,
+            Behind::Last => state.lines.order(id)?.into_iter().collect(),
+            Behind::Queue => SmallVec::new(),
+        };
         // Before it is submitted: whoever looks for what hangs must find it.
-        self.flight.begin(called, signature, engine.map_or("graph", |engine| engine.kind().name()), Some(id));
-        if let Err(error) = submit(wait.as_slice()) {
+        self.flight.begin(called, signature, place.engine, Some(id));
+        if let Err(error) = submit(&waits) {
             self.flight.retract(called.ticket);
             drop(state);
             return Err(self.told(error));
@@ -228,7 +258,7 @@ impl Inner {
         state.lines.note(id, called.ticket);
         drop(state);
         self.bell.calls();
-        Ok(Enqueued { inner: Arc::clone(self), queue: id, ticket: called.ticket })
+        Ok(self.enqueued(queue, called.ticket))
     }
 
     /// Has calls done and waits for them.
@@ -237,35 +267,55 @@ impl Inner {
         calls: &[CollectiveCall<'_>],
         deadline: Deadline,
     ) -> Result<(), CommError> {
+        check_overlaps(calls)?;
         let Some(signature) = Signature::of(calls) else { return Ok(()) };
         let engine = self.pick_for(calls)?;
         self.usable()?;
-        let _comparing = self.compare(&signature)?;
+        let compared = deadline.min(Deadline::within(self.config.timeout));
+        let _comparing = self.compare(&signature, || Signature::text_of_all(calls), compared)?;
+        if engine.runs(calls) {
+            return self.run_here(engine, calls, signature, deadline);
+        }
+        let queue = self.own_queue()?;
+        let place = Place { engine: engine.kind().name(), behind: Behind::All };
+        self.put(&queue, signature, place, |waits| engine.enqueue(calls, &queue, waits, &[]))?.wait(deadline)
+    }
+
+    /// The same in this thread.
+    fn run_here(
+        &self,
+        engine: &dyn Engine,
+        calls: &[CollectiveCall<'_>],
+        signature: Signature,
+        deadline: Deadline,
+    ) -> Result<(), CommError> {
         let (called, before) = {
             let mut state = self.lock();
-            let before = state.lines.points()?;
+            let before = state.lines.points(None)?;
             let called = state.next(&signature);
             state.take(called);
             self.flight.begin(called, signature, engine.kind().name(), None);
             (called, before)
         };
-        let late = |error| self.told(unfinished(error, called.ticket, signature.text()));
-        let ready = before.iter().try_for_each(|point| point.wait(deadline)).map_err(late);
-        let outcome = match ready {
-            Ok(()) => engine.run(calls, deadline),
-            Err(error) => Some(Err(error)),
-        };
-        if let Some(outcome) = outcome {
-            self.flight.end(None, called.ticket);
-            return outcome.map_err(|error| self.told(error));
+        for point in before {
+            match point.wait(deadline) {
+                // That is over too.
+                Err(WaitError::Failed(failure)) if is_of_one(&failure) => {}
+                Err(error) => {
+                    self.flight.retract(called.ticket);
+                    self.lock().give_back(called);
+                    return Err(self.told(unfinished(error, called.ticket, signature.text())));
+                }
+                Ok(()) => {}
+            }
         }
-        self.flight.retract(called.ticket);
-        let queue = self.own_queue()?;
-        self.put(&queue, signature, Some(engine), |waits| engine.enqueue(calls, &queue, waits))?
-            .wait(deadline)
+        let outcome = engine.run(calls, deadline);
+        self.flight.end(None, called.ticket);
+        outcome.map_err(|error| self.told(error))
     }
 
     pub(crate) fn nodes(&self, calls: &[CollectiveCall<'_>]) -> Result<SmallVec<[GraphOp; 1]>, CommError> {
+        check_overlaps(calls)?;
         let mut nodes = SmallVec::new();
         if !calls.is_empty() {
             let engine = self.pick_for(calls)?;
@@ -284,14 +334,18 @@ impl Inner {
     }
 
     /// In validating mode, makes sure that all ranks make this call; the lock keeps later calls behind it.
-    fn compare(&self, signature: &Signature) -> Result<Option<MutexGuard<'_, ()>>, CommError> {
+    fn compare(
+        &self,
+        signature: &Signature,
+        text: impl FnOnce() -> String,
+        deadline: Deadline,
+    ) -> Result<Option<MutexGuard<'_, ()>>, CommError> {
         if !self.config.validate || !signature.is_for_all() {
             return Ok(None);
         }
         let lock = self.comparing.lock().unwrap_or_else(PoisonError::into_inner);
         let number = self.lock().numbers + 1;
-        let agreed =
-            self.group.agree("call of a communicator", signature.text().as_bytes(), self.config.timeout);
+        let agreed = self.group.agree("call of a communicator", text().as_bytes(), deadline);
         let what = match agreed {
             Ok(()) => return Ok(Some(lock)),
             Err(GroupError::Disagreement { ranks, values, .. }) => {
@@ -330,7 +384,7 @@ impl Inner {
     /// What is told of an error: where the communicator has failed, that is why.
     pub(crate) fn told(&self, error: CommError) -> CommError {
         let is_effect = match &error {
-            CommError::Failed(failure) if is_of_one(failure) => return error,
+            CommError::Failed(failure) if self.goes_on_after(failure) => return error,
             CommError::Failed(failure) => may_be_a_death(failure),
             CommError::Native(_) => true,
             CommError::Submit(error) => error.class() == ErrorClass::Internal,
@@ -376,7 +430,8 @@ impl Inner {
             return;
         }
         let failure = match self.group.check() {
-            Ok(()) => return,
+            // What a fork does with its copy is nothing to the group, and every call there says what is wrong.
+            Ok(()) | Err(GroupError::Forked { .. }) => return,
             Err(GroupError::PeerLost { rank, how }) => {
                 let lost = CollectiveFailure::PeerLost { rank: rank.0, how: how.to_string() };
                 let (since, _) = self.left.get_or_init(|| (Instant::now(), lost.clone()));
@@ -391,19 +446,29 @@ impl Inner {
         self.fail(&failed(failure), false);
     }
 
-    /// Looks how far queues have come.
+    /// Looks how far queues have come, unless a call is being put in one.
     pub(crate) fn look(&self) {
-        let looked = self.lock().lines.look(|news| self.flight.end(Some(news.queue), news.ticket));
-        if let Err(failure) = looked
-            && !is_of_one(&failure)
-        {
-            if may_be_a_death(&failure) {
-                self.wait_for_news();
+        let Some(mut state) = self.try_lock() else { return };
+        let lost = state.lines.look(|news| self.flight.end(Some(news.queue), news.ticket));
+        drop(state);
+        for Lost { calls, failure } in lost {
+            if self.goes_on_after(&failure) {
+                self.flight.end(Some(calls.queue), calls.ticket);
+            } else {
+                if may_be_a_death(&failure) {
+                    self.wait_for_news();
+                }
+                self.check_group();
+                // The calls behind it will not be made here, and the others would wait for them.
+                self.fail(&failure, true);
             }
-            self.check_group();
-            // The calls behind it will not be made here, and the others would wait for them.
-            self.fail(&failure, true);
         }
+    }
+
+    /// Whether a failure ends one call and not the communicator. Ranks that meet at a board may have put different
+    /// numbers of calls on it by then, so that later ones would meet the wrong calls.
+    fn goes_on_after(&self, failure: &Failure) -> bool {
+        is_of_one(failure) && self.engines.iter().all(|engine| engine.kind() != EngineKind::Planned)
     }
 
     /// Ends everything if a call has been under way for too long.
@@ -412,7 +477,7 @@ impl Inner {
             return;
         };
         let failure = CollectiveFailure::TimedOut {
-            number: oldest.ticket,
+            number: oldest.number,
             op: oldest.op,
             after: oldest.age,
             waiting: "the flight records tell which ranks had come to it".to_owned(),
@@ -433,7 +498,7 @@ impl Inner {
     }
 
     pub(crate) fn is_busy(&self) -> bool {
-        self.failure.get().is_none() && !self.lock().lines.is_idle()
+        self.failure.get().is_none() && self.try_lock().is_none_or(|state| !state.lines.is_idle())
     }
 
     /// Ends every call here, and on the other ranks if they do not know yet. The first failure is the one that counts.
@@ -495,9 +560,11 @@ impl Inner {
             .collect();
         peers.sort_unstable();
         let leads = peers.first().is_some_and(|(_, rank)| *rank == own);
-        let host = leads.then(|| Host::new(&self.bind())).transpose()?;
-        let id = host.as_ref().map(|host| host.id().as_bytes().to_vec()).unwrap_or_default();
-        let ids = self.group.all_gather("ids of a split", &id, deadline)?;
+        // A leader that cannot host says so by an id that is none.
+        let host = leads.then(|| Host::new(&self.bind())).transpose();
+        let own_id = host.as_ref().ok().and_then(Option::as_ref).map(|host| host.id().as_bytes().to_vec());
+        let ids = self.group.all_gather("ids of a split", &own_id.unwrap_or_default(), deadline)?;
+        let host = host?;
         let (Some((_, leader)), Some(place)) =
             (peers.first(), peers.iter().position(|(_, rank)| *rank == own))
         else {
@@ -524,9 +591,52 @@ impl Inner {
     }
 }
 
-/// Whether a failure ends one call and not the communicator, since all ranks were told that they called different
-/// things.
-const fn is_of_one(failure: &Failure) -> bool {
+/// Where a call goes.
+struct Place {
+    engine: &'static str,
+    behind: Behind,
+}
+
+/// What a call waits for.
+enum Behind {
+    /// What is in its queue.
+    Queue,
+    /// The last call as well.
+    Last,
+    /// All calls.
+    All,
+}
+
+impl Place {
+    const GRAPH: Self = Self { engine: "graph", behind: Behind::Last };
+
+    fn behind_last(engine: &dyn Engine) -> Self {
+        let behind = if engine.needs_order() { Behind::Last } else { Behind::Queue };
+        Self { engine: engine.kind().name(), behind }
+    }
+}
+
+/// Calls that begin together share no bytes that one of them writes.
+fn check_overlaps(calls: &[CollectiveCall<'_>]) -> Result<(), CallError> {
+    if calls.len() < 2 {
+        return Ok(());
+    }
+    let places = |view: Option<&BufferView>| view.map(BufferView::place);
+    let places: Vec<_> = calls.iter().map(|call| (places(call.src()), places(call.dst()))).collect();
+    for (at, (_, dst)) in places.iter().enumerate() {
+        let Some(dst) = dst else { continue };
+        for (_, (other_src, other_dst)) in places.iter().enumerate().filter(|(other, _)| *other != at) {
+            let bytes = [other_src, other_dst].into_iter().flatten().map(|other| dst.overlap(other)).max();
+            if let Some(bytes) = bytes.filter(|bytes| *bytes > 0) {
+                return Err(RangeError::Overlap { bytes }.into());
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Whether all ranks were told that they called different things, which ends that call.
+pub(crate) const fn is_of_one(failure: &Failure) -> bool {
     matches!(failure, Failure::Collective(CollectiveFailure::Mismatch { .. }))
 }
 

@@ -2,6 +2,7 @@
 //! queues have come.
 
 use std::{
+    process,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -27,6 +28,8 @@ const CHECK: Duration = Duration::from_millis(100);
 pub(crate) struct Keeper {
     inner: Arc<Inner>,
     thread: Option<JoinHandle<()>>,
+    /// The process whose thread it is.
+    process: u32,
 }
 
 /// How the thread is woken.
@@ -65,7 +68,7 @@ impl Keeper {
         let watched = Arc::clone(&inner);
         let thread = thread::Builder::new().name("comm keeper".to_owned()).spawn(move || keep(&watched));
         let thread = thread.map_err(CommError::system("start a thread"))?;
-        Ok(Self { inner, thread: Some(thread) })
+        Ok(Self { inner, thread: Some(thread), process: process::id() })
     }
 }
 
@@ -76,6 +79,10 @@ impl Drop for Keeper {
         bell.ended.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
             thread.thread().unpark();
+            // Whoever is called back by it may drop its communicator, and forks have no such thread.
+            if thread.thread().id() == thread::current().id() || process::id() != self.process {
+                return;
+            }
             if thread.join().is_err() {
                 tracing::error!("the keeper of a communicator had panicked");
             }

@@ -7,7 +7,7 @@ use warpweft_core_types::{
     Device, Failure, OpenError, Queue, QueueId, Semaphore, SemaphorePoint, Submission, SubmitError,
 };
 
-use crate::CommError;
+use crate::{CommError, inner::is_of_one};
 
 /// A queue with calls of one communicator.
 ///
@@ -27,6 +27,9 @@ struct Line {
     over: u64,
     /// The last call that was told to be over.
     told: u64,
+    /// Why its later calls will never be over.
+    failure: Option<Arc<Failure>>,
+    told_failure: bool,
 }
 
 /// All queues of a communicator.
@@ -44,9 +47,26 @@ pub(crate) struct Progress {
     pub(crate) ticket: u64,
 }
 
+/// A queue failed with calls in it, up to this one.
+#[derive(Debug)]
+pub(crate) struct Lost {
+    pub(crate) calls: Progress,
+    pub(crate) failure: Arc<Failure>,
+}
+
 impl Line {
+    /// Whether nothing more is to come of it.
     fn is_idle(&self) -> bool {
-        self.over == self.last
+        self.over == self.last || self.failure.is_some()
+    }
+
+    fn has_news(&self) -> bool {
+        self.told < self.over || (self.failure.is_some() && !self.told_failure)
+    }
+
+    /// The calls of it that are not known to be over.
+    const fn rest(&self, queue: QueueId) -> Progress {
+        Progress { queue, ticket: self.last }
     }
 
     /// A point that is reached once its calls are over.
@@ -55,28 +75,41 @@ impl Line {
             return Ok(SemaphorePoint::new(&self.semaphore, *value));
         }
         let point = SemaphorePoint::new(&self.semaphore, self.marks + 1);
-        self.queue.submit(&Submission { signals: std::slice::from_ref(&point), ..Submission::default() })?;
+        let signals = std::slice::from_ref(&point);
+        if let Err(error) = self.queue.submit(&Submission { signals, ..Submission::default() }) {
+            if let SubmitError::Failed(failure) = &error {
+                self.failure = Some(Arc::clone(failure));
+            }
+            return Err(error);
+        }
         self.marks += 1;
         self.pending.push((self.marks, self.last));
         Ok(point)
     }
 
+    /// A point for calls that come behind those of this queue; none if it has nothing to wait for. Ranks that were told
+    /// that they called different things go on, and a queue that failed by that is no obstacle.
+    fn mark_for_later(&mut self) -> Result<Option<SemaphorePoint>, SubmitError> {
+        if self.is_idle() {
+            return Ok(None);
+        }
+        match self.mark() {
+            Err(SubmitError::Failed(failure)) if is_of_one(&failure) => Ok(None),
+            marked => marked.map(Some),
+        }
+    }
+
     /// Looks which marks were reached.
-    fn look(&mut self) -> Result<(), Arc<Failure>> {
+    fn look(&mut self) {
         let failure = self.semaphore.failure();
         let value = self.semaphore.value();
         let reached = self.pending.iter().filter(|(mark, _)| *mark <= value).count();
         if let Some((_, ticket)) = self.pending.drain(..reached).next_back() {
             self.over = ticket;
         }
-        match failure {
-            Some(failure) if !self.is_idle() => {
-                // Nothing more comes of this queue.
-                self.over = self.last;
-                self.pending.clear();
-                Err(failure)
-            }
-            _ => Ok(()),
+        if failure.is_some() && !self.is_idle() {
+            self.failure = failure;
+            self.pending.clear();
         }
     }
 }
@@ -85,11 +118,8 @@ impl Lines {
     /// What a call in this queue has to wait for, if calls in different queues are to be in order.
     pub(crate) fn order(&mut self, queue: QueueId) -> Result<Option<SemaphorePoint>, SubmitError> {
         let before = self.latest.filter(|latest| *latest != queue);
-        let line = before.and_then(|before| self.find(before));
-        match line {
-            Some(line) if !line.is_idle() => line.mark().map(Some),
-            _ => Ok(None),
-        }
+        let Some(line) = before.and_then(|before| self.find(before)) else { return Ok(None) };
+        line.mark_for_later()
     }
 
     /// Makes room for a queue.
@@ -98,7 +128,7 @@ impl Lines {
             return Ok(());
         }
         // Queues that nobody else has any more get no more calls.
-        let is_done = |line: &Line| line.is_idle() && line.told == line.over;
+        let is_done = |line: &Line| line.is_idle() && line.failure.is_none() && !line.has_news();
         self.lines.retain(|line| !is_done(line) || Arc::strong_count(&line.queue) > 1);
         let semaphore = device.create_semaphore(0)?;
         let queue = Arc::clone(queue);
@@ -110,6 +140,8 @@ impl Lines {
             last: 0,
             over: 0,
             told: 0,
+            failure: None,
+            told_failure: false,
         });
         Ok(())
     }
@@ -125,9 +157,12 @@ impl Lines {
     /// A point that is reached when the calls of a queue are over up to this one; none if they are.
     pub(crate) fn point(&mut self, queue: QueueId, ticket: u64) -> Result<Option<SemaphorePoint>, CommError> {
         let Some(line) = self.find(queue) else { return Ok(None) };
-        line.look()?;
+        line.look();
         if line.over >= ticket {
             return Ok(None);
+        }
+        if let Some(failure) = &line.failure {
+            return Err(CommError::Failed(Arc::clone(failure)));
         }
         if let Some((value, _)) = line.pending.iter().find(|(_, marked)| *marked >= ticket) {
             return Ok(Some(SemaphorePoint::new(&line.semaphore, *value)));
@@ -135,28 +170,35 @@ impl Lines {
         Ok(Some(line.mark()?))
     }
 
-    /// Points that are reached when all calls are over.
-    pub(crate) fn points(&mut self) -> Result<SmallVec<[SemaphorePoint; 2]>, CommError> {
-        let busy = self.lines.iter_mut().filter(|line| !line.is_idle());
-        busy.map(|line| Ok(line.mark()?)).collect()
+    /// Points that are reached when all calls are over, but for those of one queue.
+    pub(crate) fn points(
+        &mut self,
+        but: Option<QueueId>,
+    ) -> Result<SmallVec<[SemaphorePoint; 2]>, SubmitError> {
+        let others = self.lines.iter_mut().filter(|line| Some(line.queue.id()) != but);
+        others.filter_map(|line| line.mark_for_later().transpose()).collect()
     }
 
-    /// Looks how far all queues have come, and has those tell that have more to do.
-    pub(crate) fn look(&mut self, mut news: impl FnMut(Progress)) -> Result<(), Arc<Failure>> {
-        for line in self.lines.iter_mut().filter(|line| !line.is_idle() || line.told < line.over) {
-            line.look()?;
+    /// Looks how far all queues have come, and has those tell that have more to do. Gives those that have failed.
+    pub(crate) fn look(&mut self, mut news: impl FnMut(Progress)) -> SmallVec<[Lost; 1]> {
+        let mut lost = SmallVec::new();
+        for line in self.lines.iter_mut().filter(|line| !line.is_idle() || line.has_news()) {
+            let queue = line.queue.id();
+            line.look();
             if line.told < line.over {
                 line.told = line.over;
-                news(Progress { queue: line.queue.id(), ticket: line.over });
+                news(Progress { queue, ticket: line.over });
             }
-            if !line.is_idle()
-                && line.pending.is_empty()
-                && let Err(SubmitError::Failed(failure)) = line.mark()
-            {
-                return Err(failure);
+            if !line.is_idle() && line.pending.is_empty() {
+                // One that is full takes a mark later, and one that has failed is told of below.
+                let _refused = line.mark();
+            }
+            if let Some(failure) = line.failure.clone().filter(|_| !line.told_failure) {
+                line.told_failure = true;
+                lost.push(Lost { calls: line.rest(queue), failure });
             }
         }
-        Ok(())
+        lost
     }
 
     pub(crate) fn is_idle(&self) -> bool {

@@ -112,13 +112,13 @@ impl UserReduction {
         Ok(found)
     }
 
-    fn with_launch(
+    fn with_launch<R>(
         &self,
         gathered: &BufferView,
         result: &BufferView,
         (elements, ranks): (u32, u32),
-        visit: impl FnOnce(&Launch<'_>) -> Result<(), CommError>,
-    ) -> Result<(), CommError> {
+        visit: impl FnOnce(&Launch<'_>) -> Result<R, CommError>,
+    ) -> Result<R, CommError> {
         let threads = u32::try_from(self.kernel.contract().workgroup_threads()).unwrap_or(u32::MAX).max(1);
         let values = [elements.to_le_bytes(), ranks.to_le_bytes()];
         let args =
@@ -167,15 +167,19 @@ impl Communicator {
                 RangeError::LengthMismatch { source_bytes: src.size(), destination_bytes: dst.size() };
             return Err(CallError::from(error).into());
         }
-        let gathered = reduction.gathered(src.size() * u64::from(ranks))?;
+        let elements = src.size() / dtype.size_bytes();
+        // The kernel is told of them in so many bits.
+        let (Ok(elements), Some(size)) = (u32::try_from(elements), src.size().checked_mul(ranks.into()))
+        else {
+            let what =
+                format!("a reduction of the user's own of {elements} elements, since it counts with 32 bits");
+            return Err(CommError::Unsupported { what, engines: "none that does".to_owned() });
+        };
+        let gathered = reduction.gathered(size)?;
         let place = (self.rank(), ranks);
         let call = CollectiveCall::new(CollectiveOp::AllGather, dtype, place, Some(src), Some(&gathered))?;
-        let elements = u32::try_from(src.size() / dtype.size_bytes()).unwrap_or(u32::MAX);
-        self.inner.enqueue_then(&[call], queue, || {
-            reduction.with_launch(&gathered, dst, (elements, ranks), |launch| {
-                queue.submit(&Submission { ops: &[Op::Launch(*launch)], ..Submission::default() })?;
-                Ok(())
-            })
+        reduction.with_launch(&gathered, dst, (elements, ranks), |launch| {
+            self.inner.enqueue_then(&[call], queue, &[Op::Launch(*launch)])
         })
     }
 }

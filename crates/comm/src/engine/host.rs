@@ -12,15 +12,15 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
-use warpweft_bootstrap::Group;
+use warpweft_bootstrap::{Group, GroupError};
 use warpweft_core_types::{
     Access, Arg, BufferView, CollectiveCall, CollectiveError, CollectiveFailure, CollectiveOp, DType,
     Deadline, Device, Failure, HostFunction, Kernel, KernelCode, KernelContract, Launch, Op, Param,
     Workgroup,
 };
-use warpweft_host_collectives::{HostCall, HostCommunicator, HostConfig, HostFailure, Operand};
+use warpweft_host_collectives::{HostCall, HostCommunicator, HostConfig, HostError, HostFailure, Operand};
 
-use super::{Engine, EngineKind};
+use super::{Engine, EngineKind, are_mapped};
 use crate::CommError;
 
 /// Words of a kernel's arguments that describe one call.
@@ -71,7 +71,10 @@ impl HostEngine {
         deadline: Deadline,
     ) -> Result<Self, CommError> {
         let joined = HostCommunicator::join(Arc::clone(group), &HostConfig::default(), deadline);
-        let communicator = joined.map_err(|error| CommError::NoEngine { reason: chain(&error) })?;
+        let communicator = joined.map_err(|error| match error {
+            HostError::Group(error) => CommError::from(error),
+            error => CommError::NoEngine { reason: chain(&error) },
+        })?;
         Ok(Self {
             communicator: Arc::new(communicator),
             device: Arc::clone(device),
@@ -146,8 +149,12 @@ impl Engine for HostEngine {
         visit(&[Op::Launch(Launch::new(&kernel, [1, 1, 1], &args)?)])
     }
 
+    fn runs(&self, calls: &[CollectiveCall<'_>]) -> bool {
+        are_mapped(calls)
+    }
+
     #[expect(unsafe_code, reason = "operands are memory that devices share with the host")]
-    fn run(&self, calls: &[CollectiveCall<'_>], deadline: Deadline) -> Option<Result<(), CommError>> {
+    fn run(&self, calls: &[CollectiveCall<'_>], deadline: Deadline) -> Result<(), CommError> {
         let operand = |view: &BufferView| {
             let mapping = view.buffer().mapping()?;
             let start = NonNull::new(mapping.as_ptr().wrapping_add(usize::try_from(view.offset()).ok()?))?;
@@ -158,16 +165,17 @@ impl Engine for HostEngine {
             let mut operands = [None, None];
             for (operand_of, view) in operands.iter_mut().zip([call.src(), call.dst()]) {
                 if let Some(view) = view {
-                    *operand_of = Some(operand(view)?);
+                    let unmapped = || self.cannot("a call with such memory without a queue".to_owned());
+                    *operand_of = Some(operand(view).ok_or_else(unmapped)?);
                 }
             }
             let [src, dst] = operands;
             told.push(HostCall { op: call.op(), dtype: call.dtype(), src, dst, custom: None });
         }
         // SAFETY: the views lie within their buffers, which the calls keep alive while this runs; `CollectiveCall` checked
-        // lengths and overlaps. What else touches them at the same time expects unspecified values (`Buffer`).
+        // lengths and overlaps, as `Inner` did those between calls. What else touches them at the same time expects unspecified values (`Buffer`).
         let done = unsafe { self.communicator.run(&told, deadline) };
-        Some(done.map_err(told_of))
+        done.map_err(told_of)
     }
 
     fn check(&self) -> Result<(), CollectiveError> {
@@ -281,6 +289,7 @@ fn told_of(failure: HostFailure) -> CommError {
     match failure {
         HostFailure::Call(error) => CommError::Call(error),
         HostFailure::Collective(failure) => CommError::Failed(Arc::new(failure.into())),
+        HostFailure::Forked { joined, here } => GroupError::Forked { member: joined, here }.into(),
         other => CommError::NoEngine { reason: other.to_string() },
     }
 }

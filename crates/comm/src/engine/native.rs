@@ -44,11 +44,6 @@ impl Engine for NativeEngine {
         visit(&[Op::Collective(CollectiveGroup::new(&self.communicator, calls))])
     }
 
-    /// A device runs it, so a queue is needed.
-    fn run(&self, _calls: &[CollectiveCall<'_>], _deadline: Deadline) -> Option<Result<(), CommError>> {
-        None
-    }
-
     fn check(&self) -> Result<(), CollectiveError> {
         self.communicator.check()
     }

@@ -79,19 +79,16 @@ impl Engine for PlannedEngine {
         calls: &[CollectiveCall<'_>],
         queue: &Arc<dyn Queue>,
         waits: &[SemaphorePoint],
+        then: &[Op<'_>],
     ) -> Result<(), CommError> {
         let ready = SemaphorePoint::new(&self.device.create_semaphore(0)?, 1);
         let gate = gate::Gate::new(&self.device, calls.len())?;
         let signals = std::slice::from_ref(&ready);
         queue.submit(&Submission { waits, signals, ops: &[] })?;
         let behind = [gate.point()];
-        queue.submit(&Submission { waits: &behind, ..Submission::default() })?;
+        queue.submit(&Submission { waits: &behind, ops: then, signals: &[] })?;
         self.board.post(self.rank, calls, &Post { ready, gate });
         Ok(())
-    }
-
-    fn run(&self, _calls: &[CollectiveCall<'_>], _deadline: Deadline) -> Option<Result<(), CommError>> {
-        None
     }
 
     fn check(&self) -> Result<(), CollectiveError> {

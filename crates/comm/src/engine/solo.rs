@@ -8,7 +8,7 @@ use warpweft_core_types::{
     ReduceOp,
 };
 
-use super::{Engine, EngineKind};
+use super::{Engine, EngineKind, are_mapped};
 use crate::CommError;
 
 #[derive(Debug)]
@@ -64,15 +64,13 @@ impl Engine for SoloEngine {
         visit(&ops)
     }
 
-    fn run(&self, calls: &[CollectiveCall<'_>], _deadline: Deadline) -> Option<Result<(), CommError>> {
-        let mut views = calls.iter().flat_map(|call| [call.src(), call.dst()]).flatten();
-        if views.any(|view| view.buffer().mapping().is_none()) {
-            return None;
-        }
-        Some(moves(calls).and_then(|moves| {
-            let copy = |(src, dst): (&BufferView, &BufferView)| dst.copy_by_host(src);
-            moves.into_iter().try_for_each(copy).map_err(|error| CommError::Call(error.into()))
-        }))
+    fn runs(&self, calls: &[CollectiveCall<'_>]) -> bool {
+        are_mapped(calls)
+    }
+
+    fn run(&self, calls: &[CollectiveCall<'_>], _deadline: Deadline) -> Result<(), CommError> {
+        let copy = |(src, dst): (&BufferView, &BufferView)| dst.copy_by_host(src);
+        moves(calls)?.into_iter().try_for_each(copy).map_err(|error| CommError::Call(error.into()))
     }
 
     fn check(&self) -> Result<(), CollectiveError> {

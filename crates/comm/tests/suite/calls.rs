@@ -174,6 +174,11 @@ fn bad_operands_and_queues_are_refused() {
         let shifted = [src.slice(0..12).unwrap(), src.slice(4..16).unwrap()];
         assert!(comm.all_reduce(ReduceOp::Sum, DType::U32, &shifted[0], &shifted[1]).is_err());
         assert!(comm.send_recv(DType::U8, (0, &shifted[0]), (0, &shifted[1])).is_err());
+        let (low, high, peer) = (src.slice(0..8).unwrap(), src.slice(8..16).unwrap(), 1 - place.rank());
+        let recv = |view| comm.recv(peer, DType::U8, view).unwrap();
+        assert!(recv(&low).and(recv(&low)).wait(PATIENCE).is_err());
+        assert!(recv(&low).and(recv(&high)).and(comm.send(peer, DType::U8, &src).unwrap()).nodes().is_err());
+        assert!(comm.parts(&src, &[std::ops::Range { start: 8, end: 4 }]).is_err());
         let other = warpweft_host::HostBackend::with_devices(2).unwrap();
         let other = warpweft_core_types::Backend::open(&other, 1 - place.rank(), Default::default()).unwrap();
         let queue = other.create_queue(&Default::default()).unwrap();

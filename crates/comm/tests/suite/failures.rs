@@ -6,9 +6,12 @@ use std::{
 };
 
 use warpweft_comm::{CommConfig, EngineKind, FlightConfig, FlightRecord, Verdict};
-use warpweft_core_types::{CollectiveFailure, DType, ErrorClass, Failure, ReduceOp};
+use warpweft_core_types::{
+    Arg, CollectiveFailure, DType, ErrorClass, Failure, HostFunction, KernelCode, KernelContract, Launch, Op,
+    Param, ReduceOp, Submission, Workgroup,
+};
 
-use crate::rig::{ENGINES, PATIENCE, only, ranks, read, told};
+use crate::rig::{ENGINES, PATIENCE, only, ranks, read, told, until_failed};
 
 /// What is bounded is over in it, on a machine that is busy with other things.
 const SOON: Duration = Duration::from_secs(10);
@@ -127,6 +130,29 @@ fn a_call_that_is_stuck_ends_on_all_ranks_and_the_records_name_who() {
 }
 
 #[test]
+fn calls_that_differ_in_queues_are_told_and_none_meets_a_wrong_one() {
+    for engine in ENGINES {
+        ranks(2, &only(engine), |place| {
+            let (words, queue) = ([1, 1, 1].map(|word| place.numbers(&[word])), place.queue());
+            let sum = |op, view, queue| place.comm.all_reduce(op, DType::U32, view, view).unwrap().on(queue);
+            let op = if place.rank() == 0 { ReduceOp::Sum } else { ReduceOp::Max };
+            let first = sum(op, &words[0], &queue);
+            // One rank calls again before it knows, the other may not.
+            let second = sum(ReduceOp::Sum, &words[1], &queue);
+            for call in [first, second] {
+                assert!(call.and_then(|call| call.wait(PATIENCE)).is_err());
+            }
+            let other = sum(ReduceOp::Sum, &words[2], &place.queue()).and_then(|call| call.wait(PATIENCE));
+            assert_eq!(other.is_ok(), engine == EngineKind::Host, "{other:?}");
+            assert_eq!(read(&words[2]), [if engine == EngineKind::Host { 2 } else { 1 }]);
+            if other.is_ok() {
+                place.comm.barrier(PATIENCE).unwrap();
+            }
+        });
+    }
+}
+
+#[test]
 fn a_deadline_of_the_caller_s_leaves_the_call_under_way() {
     for engine in ENGINES {
         ranks(2, &only(engine), |place| {
@@ -144,6 +170,33 @@ fn a_deadline_of_the_caller_s_leaves_the_call_under_way() {
             }
             call.wait(PATIENCE).unwrap();
             assert_eq!(read(&word), [2], "{engine}");
+        });
+    }
+}
+
+#[test]
+fn a_kernel_that_panics_on_one_rank_is_the_end_of_that_rank_for_the_others() {
+    for engine in ENGINES {
+        ranks(3, &only(engine), |place| {
+            let (word, queue) = (place.numbers(&[1]), place.queue());
+            if place.rank() == 1 {
+                let contract = KernelContract::new("panics", [Param::write(4)]);
+                let body = HostFunction::new(|_: &Workgroup<'_>| panic!("as it has to"));
+                let code = KernelCode::new().with_function(contract, body);
+                let kernel = place.device.load(&code).unwrap().kernel("panics").unwrap();
+                let args = [Arg::Buffer(&word)];
+                let ops = [Op::Launch(Launch::new(&kernel, [1, 1, 1], &args).unwrap())];
+                queue.submit(&Submission { ops: &ops, ..Submission::default() }).unwrap();
+            }
+            let sum = place.comm.all_reduce(ReduceOp::Sum, DType::U32, &word, &word).unwrap();
+            let (class, text) = told(sum.on(&queue).and_then(|call| call.wait(PATIENCE)));
+            let own = if place.rank() == 1 { ErrorClass::Usage } else { ErrorClass::PeerLost };
+            // The rank itself may be refused at once, and the others be told by it.
+            assert!(class == own || place.rank() == 1, "{engine}, {}: {text}", place.rank());
+            assert!(text.contains("panics"), "{text}");
+            until_failed(&place.comm);
+            let shrunk = place.comm.shrink(PATIENCE).unwrap();
+            assert_eq!(shrunk.world_size(), 3);
         });
     }
 }

@@ -1,8 +1,12 @@
 //! Communicators over host devices, in threads.
 #![expect(clippy::unwrap_used, reason = "a failed step fails the test")]
 
+mod after;
 mod calls;
 mod failures;
+mod flight;
+#[cfg(target_os = "linux")]
+mod fork;
 mod groups;
 mod orders;
 mod rig;

@@ -4,7 +4,9 @@ use std::{sync::Arc, thread, time::Duration};
 
 use warpweft_bootstrap::{Group, JoinConfig, Meeting, Rank, Rendezvous};
 use warpweft_comm::{CommConfig, CommError, Communicator, EngineKind};
-use warpweft_core_types::{Backend, BufferDesc, BufferView, Device, ErrorClass, Features, Queue, QueueDesc};
+use warpweft_core_types::{
+    Backend, BufferDesc, BufferView, Deadline, Device, ErrorClass, Features, Queue, QueueDesc,
+};
 use warpweft_host::HostBackend;
 
 /// Only a hang takes as long.
@@ -71,6 +73,15 @@ pub(crate) fn ranks<T: Send>(size: u32, config: &CommConfig, body: impl Fn(Place
 
 pub(crate) fn join(meeting: Arc<Meeting>, rank: u32, size: u32) -> Group {
     Group::join(Rendezvous::Meeting(meeting), JoinConfig::new(Rank(rank), size), PATIENCE).unwrap()
+}
+
+/// Waits until the communicator has failed.
+pub(crate) fn until_failed(comm: &Communicator) {
+    let deadline = Deadline::within(PATIENCE);
+    while comm.failure().is_none() {
+        assert!(!deadline.is_past(), "it does not fail");
+        thread::yield_now();
+    }
 }
 
 /// The failure's class and text.

@@ -1,9 +1,14 @@
 //! Reductions of the user's own.
 
-use warpweft_comm::{CommError, UserReduction};
-use warpweft_core_types::{DType, HostFunction, KernelCode, KernelContract, Param, ReduceOp, Workgroup};
+use std::sync::Arc;
 
-use crate::rig::{ENGINES, PATIENCE, only, ranks, read};
+use warpweft_comm::{CommError, EngineKind, UserReduction};
+use warpweft_core_types::{
+    Buffer, BufferView, DType, DeviceId, ErrorClass, HostFunction, HostMapping, KernelCode, KernelContract,
+    MemoryKind, Param, ReduceOp, Workgroup,
+};
+
+use crate::rig::{ENGINES, PATIENCE, only, ranks, read, told};
 
 /// A kernel that folds the words of all ranks.
 fn folding(fold: fn(u32, u32) -> u32) -> KernelCode {
@@ -44,4 +49,40 @@ fn a_reduction_of_the_user_s_is_checked_and_used() {
             place.comm.barrier(PATIENCE).unwrap();
         });
     }
+}
+
+/// A buffer that is all size.
+#[derive(Debug)]
+struct Huge(DeviceId);
+
+impl Buffer for Huge {
+    fn device(&self) -> DeviceId {
+        self.0
+    }
+
+    fn size(&self) -> u64 {
+        (u64::from(u32::MAX) + 1) * 4
+    }
+
+    fn kind(&self) -> MemoryKind {
+        MemoryKind::Device
+    }
+
+    fn mapping(&self) -> Option<HostMapping<'_>> {
+        None
+    }
+}
+
+#[test]
+fn more_elements_than_the_kernel_can_count_are_refused() {
+    ranks(2, &only(EngineKind::Host), |place| {
+        let sum = folding(u32::wrapping_add);
+        let sum = UserReduction::load(&place.device, &sum, "fold", DType::U32).unwrap();
+        let huge = BufferView::whole(Arc::new(Huge(place.device.info().id)));
+        let refused = place.comm.all_reduce_with(&sum, &huge, &huge, &place.queue());
+        let (class, text) = told(refused);
+        assert_eq!(class, ErrorClass::Unsupported, "{text}");
+        assert!(text.contains("4294967296 elements"), "{text}");
+        place.comm.barrier(PATIENCE).unwrap();
+    });
 }

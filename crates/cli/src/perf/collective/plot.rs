@@ -79,15 +79,6 @@ fn chart<B: DrawingBackend<ErrorType: 'static>>(
 
 /// A size in the unit that fits.
 fn size_text(bytes: f64) -> String {
-<<<<<<< HEAD
-    const UNITS: [&str; 4] = ["B", "KiB", "MiB", "GiB"];
-    let (mut value, mut unit) = (bytes, 0);
-    while value >= 1024.0 && unit + 1 < UNITS.len() {
-        value /= 1024.0;
-        unit += 1;
-    }
-    format!("{value:.0} {}", UNITS[unit])
-=======
     let (mut value, mut unit) = (bytes, "B");
     for larger in ["KiB", "MiB", "GiB"] {
         if value >= 1024.0 {
@@ -95,7 +86,6 @@ fn size_text(bytes: f64) -> String {
         }
     }
     format!("{value:.0} {unit}")
->>>>>>> b-c
 }
 
 #[cfg(test)]

@@ -11,10 +11,10 @@ use warpweft_core_types::{
 };
 
 use super::{
-    gate::{Gate, open_behind},
+    gate::{Gate, Party, open_behind},
     round::Devices,
 };
-use crate::CommError;
+use crate::{CommError, inner::is_of_one};
 
 /// By which ranks find their board.
 pub(crate) type BoardId = [u8; 16];
@@ -55,6 +55,7 @@ pub(crate) struct Post {
 /// One call on the board.
 #[derive(Debug, Clone)]
 pub(crate) struct Posted {
+    pub(crate) rank: u32,
     pub(crate) op: CollectiveOp,
     pub(crate) dtype: DType,
     pub(crate) src: Option<BufferView>,
@@ -79,6 +80,10 @@ impl Posted {
     fn unit(&self) -> Option<u64> {
         let sizes = [&self.src, &self.dst].into_iter().flatten().map(BufferView::size);
         sizes.min()
+    }
+
+    fn party(&self) -> Party {
+        Party { rank: self.rank, ready: self.post.ready.clone(), gate: self.post.gate.clone() }
     }
 
     fn text(&self) -> String {
@@ -147,6 +152,7 @@ impl Board {
             }
             for call in calls {
                 let posted = Posted {
+                    rank,
                     op: call.op(),
                     dtype: call.dtype(),
                     src: call.src().cloned(),
@@ -158,7 +164,15 @@ impl Board {
             state.shared.clone()
         };
         let Some(shared) = shared else { return };
-        complete.into_iter().for_each(|complete| start(&shared, complete));
+        for complete in complete {
+            // What differs ends all: calls behind it may have been put here by some ranks and not by others, and would
+            // meet the wrong ones from here on.
+            if let Err(failure) = start(&shared, complete)
+                && is_of_one(&failure)
+            {
+                self.fail(&failure);
+            }
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -198,21 +212,24 @@ impl State {
 }
 
 /// Hands the devices what is complete. What goes wrong, everybody who takes part is told.
-fn start(shared: &Devices, complete: Complete) {
-    let (gates, outcome) = match complete {
+fn start(shared: &Devices, complete: Complete) -> Result<(), Arc<Failure>> {
+    let party = |posted: &Posted| posted.party();
+    let (parties, outcome): (Vec<_>, _) = match complete {
         Complete::Round(number, round) => {
-            let gates: Vec<_> = round.iter().map(|posted| posted.post.gate.clone()).collect();
-            (gates, agree(number, &round).and_then(|()| shared.start(&round)))
+            let outcome = agree(number, &round).and_then(|()| shared.start(&round));
+            (round.iter().map(party).collect(), outcome)
         }
-        Complete::Pair(pair) => {
-            let [send, recv] = *pair;
-            let gates = vec![send.post.gate.clone(), recv.post.gate.clone()];
-            (gates, shared.pass(&send, &recv))
-        }
+        Complete::Pair(pair) => (pair.iter().map(party).collect(), shared.pass(&pair[0], &pair[1])),
     };
     match outcome {
-        Ok(points) => open_behind(points, gates),
-        Err(failure) => gates.iter().for_each(|gate| gate.fail(&failure)),
+        Ok(points) => {
+            open_behind(points, parties);
+            Ok(())
+        }
+        Err(failure) => {
+            parties.iter().for_each(|party| party.gate.fail(&failure));
+            Err(failure)
+        }
     }
 }
 

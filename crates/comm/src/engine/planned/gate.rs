@@ -8,7 +8,7 @@ use std::{
     task::{Wake, Waker},
 };
 
-use warpweft_core_types::{Device, Failure, OpenError, Semaphore, SemaphorePoint};
+use warpweft_core_types::{CollectiveFailure, Device, Failure, OpenError, Semaphore, SemaphorePoint};
 
 /// A point that is raised once all calls of a group are over, or fails with the first of them.
 #[derive(Debug, Clone)]
@@ -44,14 +44,24 @@ impl Gate {
 #[derive(Debug)]
 struct Opening {
     points: Vec<SemaphorePoint>,
-    gates: Vec<Gate>,
+    parties: Vec<Party>,
     /// The first point that is not known to be reached.
     next: std::sync::Mutex<Option<usize>>,
 }
 
+/// A rank that takes part in a call.
+#[derive(Debug, Clone)]
+pub(crate) struct Party {
+    pub(crate) rank: u32,
+    /// Everything before the call is over there.
+    pub(crate) ready: SemaphorePoint,
+    /// What comes behind the call.
+    pub(crate) gate: Gate,
+}
+
 /// Has the gates opened by whoever raises the last of these points.
-pub(crate) fn open_behind(points: Vec<SemaphorePoint>, gates: Vec<Gate>) {
-    let opening = Opening { points, gates, next: std::sync::Mutex::new(Some(0)) };
+pub(crate) fn open_behind(points: Vec<SemaphorePoint>, parties: Vec<Party>) {
+    let opening = Opening { points, parties, next: std::sync::Mutex::new(Some(0)) };
     Arc::new(opening).go_on();
 }
 
@@ -77,9 +87,22 @@ impl Opening {
                 let point = &self.points[unmet];
                 point.semaphore.wake_when(point.value, Waker::from(Arc::clone(self)));
             }
-            Ok(None) => self.gates.iter().for_each(Gate::pass),
-            Err(failure) => self.gates.iter().for_each(|gate| gate.fail(&failure)),
+            Ok(None) => self.parties.iter().for_each(|party| party.gate.pass()),
+            Err(failure) => self.fail(&failure),
         }
+    }
+
+    /// What happened to one rank's queue or device, the others are told as the end of that rank's part: it is not theirs
+    /// that is lost, or has a kernel that panics.
+    fn fail(&self, failure: &Arc<Failure>) {
+        let has_failed = |party: &&Party| party.ready.semaphore.failure().is_some();
+        let told = match (&**failure, self.parties.iter().find(has_failed)) {
+            (Failure::Collective(_), _) | (_, None) => Arc::clone(failure),
+            (_, Some(Party { rank, .. })) => {
+                Arc::new(CollectiveFailure::Aborted { rank: *rank, reason: failure.to_string() }.into())
+            }
+        };
+        self.parties.iter().for_each(|party| party.gate.fail(&told));
     }
 
     fn first_unmet(&self, from: usize) -> Result<Option<usize>, Arc<Failure>> {

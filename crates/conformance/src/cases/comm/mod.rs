@@ -108,7 +108,7 @@ fn all_pairs_of_parameters(cx: &Context) -> Verdict {
 
 fn a_seeded_part_of_all_parameters(cx: &Context) -> Verdict {
     let most = u32::try_from(cx.infos.len())?;
-    run_all(cx, "of all parameters", &params::sample(most, 150))
+    run_all(cx, "of all parameters", &params::sample(most, 60))
 }
 
 /// One case on one rank.

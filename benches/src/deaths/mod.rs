@@ -31,7 +31,7 @@ pub struct DeathConfig {
     pub sizes: Vec<u64>,
     /// The longest moment between the first sums and the kill.
     pub pause: Duration,
-    /// The time of a round. When it is over, all ranks are killed, and the round has failed.
+    /// The time of a round, and of a start of all ranks. When it is over, all ranks are killed, and the round has failed.
     pub round_limit: Duration,
     /// No round begins later.
     pub limit: Duration,
@@ -89,14 +89,14 @@ pub fn run(config: &DeathConfig, mut tell: impl FnMut(u32, &Round)) -> anyhow::R
     let mut rounds = Vec::new();
     let mut cast = None;
     while (rounds.len() as u64) < u64::from(config.rounds) && started.elapsed() < config.limit {
-        let end = Instant::now() + config.round_limit;
+        let end = || Instant::now() + config.round_limit;
         let ready = match cast.take() {
             Some(ready) => ready,
-            None => meet(config, end)?,
+            None => meet(config, end())?,
         };
         let bytes = config.sizes[rounds.len() % config.sizes.len()];
         let (victim, pause) = (random.u32(..config.ranks), config.pause.mul_f64(random.f64()));
-        let outcome = match die(ready, victim, bytes, pause, end) {
+        let outcome = match die(ready, victim, bytes, pause, end()) {
             Ok((times, whole)) => {
                 cast = Some(whole);
                 Ok(times)

@@ -507,8 +507,9 @@ impl Inner {
             return;
         }
         tracing::warn!(rank = self.rank(), %failure, "a communicator failed");
-        // A death is told by the group, which names who died; an abort that overtakes it would name this rank.
-        let is_known = matches!(self.group.check(), Err(GroupError::PeerLost { .. }));
+        // The group tells of a death, and whoever aborts tells of that; an abort that overtakes them would name this rank.
+        let is_known = matches!(self.group.check(), Err(GroupError::PeerLost { .. }))
+            || matches!(**failure, Failure::Collective(CollectiveFailure::Aborted { rank, .. }) if rank != self.rank());
         if tell
             && !is_known
             && let Err(error) = self.group.abort(&failure.to_string())

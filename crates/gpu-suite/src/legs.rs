@@ -68,6 +68,7 @@ fn all(wish: &Wish<'_>) -> Vec<Leg> {
         leg("nccl calls", 120, "bench nccl"),
         leg("collectives", 120, "collectives"),
         leg("collectives beside nccl", 120, "bench collectives"),
+        Leg { devices: 2, ..leg("kill", 240, "kill --rounds 50") },
         leg("discovery", 60, "bench discovery"),
         leg("submission", 180, "bench submission"),
         leg("residents", 180, "bench resident"),

@@ -10,6 +10,7 @@ mod child;
 mod collectives;
 mod forked;
 mod kernels;
+mod kill;
 mod legs;
 mod nccl;
 mod nvml;
@@ -59,6 +60,8 @@ enum Command {
         #[arg(default_value = "")]
         words: String,
     },
+    /// Ranks that are processes, killed in the middle of collectives, and how the others go on.
+    Kill(kill::Options),
     /// What becomes of devices and processes when something goes wrong for good.
     Fault,
     /// Measures beside the driver's own calls.
@@ -72,6 +75,9 @@ enum Command {
         #[command(subcommand)]
         role: child::Role,
     },
+    /// Plays a rank that may be killed.
+    #[command(hide = true)]
+    KillRank(kill::Place),
     /// Anything else is a command of `warpweft`.
     #[command(external_subcommand)]
     Warpweft(Vec<String>),
@@ -83,6 +89,7 @@ Examples:
   gpu-suite run --leg conformance --filter resident::
   gpu-suite conformance --only cuda copy::
   gpu-suite bench resident
+  gpu-suite kill --rounds 50
   gpu-suite run --require vulkan,1 --leg vulkan
   gpu-suite perf copy --backend cuda -e 1G";
 
@@ -100,6 +107,8 @@ fn main() -> ExitCode {
         Command::Checks => rig::bounded(|| checks::run(&rig::Rig::open()?)),
         Command::Nccl { words } => rig::bounded(|| nccl::run(&words)),
         Command::Collectives { words } => rig::bounded(|| collectives::run(&words)),
+        Command::Kill(options) => rig::bounded_by(kill::LONGEST, || kill::run(&options)),
+        Command::KillRank(place) => rig::bounded_by(kill::LONGEST, || kill::play(&place)),
         Command::Fault => rig::bounded(|| checks::fault(&rig::Rig::open()?)),
         Command::Bench { part } => rig::bounded(|| bench::run(part)),
         Command::Child { role } => rig::bounded(|| child::play(&role)),

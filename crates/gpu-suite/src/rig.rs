@@ -163,9 +163,14 @@ pub(crate) fn submit_word(
 pub(crate) fn bounded(part: impl FnOnce() -> Result<()>) -> ExitCode {
     /// Shorter than the limits of the legs, so that the reason is told.
     const LONGEST: Duration = Duration::from_secs(150);
-    thread::spawn(|| {
-        thread::sleep(LONGEST);
-        say(&format!("it took longer than {LONGEST:?}"));
+    bounded_by(LONGEST, part)
+}
+
+/// The same with a limit of its own.
+pub(crate) fn bounded_by(longest: Duration, part: impl FnOnce() -> Result<()>) -> ExitCode {
+    thread::spawn(move || {
+        thread::sleep(longest);
+        say(&format!("it took longer than {longest:?}"));
         std::process::exit(3);
     });
     match part() {

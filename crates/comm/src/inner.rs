@@ -383,9 +383,8 @@ impl Inner {
         self.check_group();
         match &error {
             CommError::Failed(failure) if self.goes_on_after(failure) => return error,
-            CommError::Failed(failure) if matches!(**failure, Failure::Collective(_)) => {
-                self.fail(failure, true)
-            }
+            // A queue that failed by something else takes this call from the others all the same.
+            CommError::Failed(failure) => self.fail(failure, true),
             _ => {}
         }
         match (&error, self.failure.get()) {

@@ -115,6 +115,7 @@ fn expected(case: &Params, rank: u32, at: u64) -> u32 {
     }
 }
 
+#[expect(clippy::cast_possible_truncation, reason = "factors are small whole numbers")]
 fn reduce(case: &Params, at: u64, ranks: std::ops::Range<u32>) -> u32 {
     let values = ranks.map(|rank| (rank, input(case, rank, at)));
     let plain = || values.clone().map(|(_, value)| value);
@@ -188,6 +189,7 @@ impl Numbers {
 }
 
 /// A number in the bytes of its type; what is cut off is lost.
+#[expect(clippy::cast_possible_truncation, reason = "cutting off is what it is for")]
 fn round(dtype: DType, value: f64) -> Vec<u8> {
     match dtype {
         DType::F64 => value.to_le_bytes().to_vec(),

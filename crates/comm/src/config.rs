@@ -15,7 +15,8 @@ pub struct CommConfig {
     /// How long a call may be under way, what it waits for included, before the communicator is aborted on all ranks.
     pub timeout: Duration,
     /// Compare every call of all ranks before it is put in a queue: a call that differs is an error on all ranks and has
-    /// no effect. It costs a trip to rank 0 and back. The host engine compares calls always.
+    /// no effect. It costs a trip to rank 0 and back. The host engine compares calls always; calls of the planned engine
+    /// that differ without this end the communicator.
     pub validate: bool,
     /// Multiprocessors that collectives may take on each device; as many as the engine likes if nothing is said.
     pub multiprocessors: Option<u32>,

@@ -394,9 +394,8 @@ impl Inner {
             self.wait_for_news();
         }
         self.check_group();
-        if let CommError::Failed(failure) = &error
-            && matches!(**failure, Failure::Collective(_))
-        {
+        // A queue that failed by something else takes this call from the others all the same.
+        if let CommError::Failed(failure) = &error {
             self.fail(failure, true);
         }
         match (&error, self.failure.get()) {

@@ -45,7 +45,8 @@ impl Bell {
     /// There are calls. It costs nothing while that is known.
     pub(crate) fn calls(&self) {
         // Relaxed: it is only about when the thread looks next; what it looks at is under a lock.
-        if self.resting.load(Ordering::Relaxed) {
+        // Once for each rest: waking a thread costs more than the rest of a call.
+        if self.resting.load(Ordering::Relaxed) && self.resting.swap(false, Ordering::Relaxed) {
             self.ring();
         }
     }

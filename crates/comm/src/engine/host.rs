@@ -306,3 +306,47 @@ fn chain(error: &dyn std::error::Error) -> String {
     let causes = std::iter::successors(error.source(), |cause| cause.source());
     causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
 }
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use warpweft_core_types::{Backend, BufferDesc, ErrorClass, Features, ReduceOp};
+    use warpweft_host::HostBackend;
+
+    use super::*;
+    use crate::{CommConfig, Communicator};
+
+    const PATIENCE: Duration = Duration::from_secs(30);
+
+    // SAFETY: they are declared as POSIX has them; `pid_t` and `int` are 32 bits wide on Linux.
+    #[expect(unsafe_code, reason = "Rust's library has no forks")]
+    unsafe extern "C" {
+        safe fn fork() -> i32;
+        safe fn waitpid(process: i32, status: Option<&mut i32>, options: i32) -> i32;
+        safe fn _exit(code: i32) -> !;
+    }
+
+    #[test]
+    fn a_fork_is_told_so_and_ends_and_leaves_the_rank_alone() {
+        let device = HostBackend::with_devices(1).unwrap().open(0, Features::empty()).unwrap();
+        let comm =
+            Communicator::create(Group::alone().unwrap(), &device, &CommConfig::default(), PATIENCE).unwrap();
+        let view = BufferView::whole(device.allocate(&BufferDesc::host_visible(4)).unwrap());
+        // Copies do not multiply.
+        let double = || comm.all_reduce(ReduceOp::PremulSum(2.0), DType::F32, &view, &view)?.wait(PATIENCE);
+        double().unwrap();
+        let child = fork();
+        if child == 0 {
+            let is_told = |error: &CommError| {
+                error.class() == ErrorClass::Usage && format!("{error:?}").contains("Forked")
+            };
+            let are_told =
+                [double(), comm.barrier(PATIENCE)].iter().all(|end| end.as_ref().is_err_and(is_told));
+            drop(comm);
+            _exit(i32::from(!are_told));
+        }
+        let mut status = -1;
+        assert_eq!(waitpid(child, Some(&mut status), 0), child);
+        assert_eq!(status, 0, "the fork was not told, or panicked");
+        double().unwrap();
+    }
+}

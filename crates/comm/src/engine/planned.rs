@@ -12,8 +12,8 @@ mod round;
 use std::sync::Arc;
 
 use warpweft_core_types::{
-    CollectiveCall, CollectiveError, CollectiveOp, DType, Deadline, Device, Failure, Op, Queue,
-    SemaphorePoint, Submission,
+    CollectiveCall, CollectiveError, CollectiveFailure, CollectiveOp, DType, Deadline, Device, Failure, Op,
+    Queue, SemaphorePoint, Submission,
 };
 
 use self::board::{Board, Post};
@@ -96,6 +96,15 @@ impl Engine for PlannedEngine {
     }
 
     fn abort(&self, failure: &Arc<Failure>, _deadline: Deadline) {
-        self.board.fail(failure);
+        self.board.fail(&of_rank(failure, self.rank));
+    }
+}
+
+/// What happened to one rank's queue or device, as the others are told of it: the end of that rank's part. It is not
+/// their device that is lost, nor theirs a kernel that panics.
+fn of_rank(failure: &Arc<Failure>, rank: u32) -> Arc<Failure> {
+    match &**failure {
+        Failure::Collective(_) => Arc::clone(failure),
+        other => Arc::new(CollectiveFailure::Aborted { rank, reason: other.to_string() }.into()),
     }
 }

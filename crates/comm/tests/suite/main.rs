@@ -5,8 +5,6 @@ mod after;
 mod calls;
 mod failures;
 mod flight;
-#[cfg(target_os = "linux")]
-mod fork;
 mod groups;
 mod orders;
 mod rig;

@@ -8,7 +8,9 @@ use std::{
     task::{Wake, Waker},
 };
 
-use warpweft_core_types::{CollectiveFailure, Device, Failure, OpenError, Semaphore, SemaphorePoint};
+use warpweft_core_types::{Device, Failure, OpenError, Semaphore, SemaphorePoint};
+
+use super::of_rank;
 
 /// A point that is raised once all calls of a group are over, or fails with the first of them.
 #[derive(Debug, Clone)]
@@ -92,16 +94,11 @@ impl Opening {
         }
     }
 
-    /// What happened to one rank's queue or device, the others are told as the end of that rank's part: it is not theirs
-    /// that is lost, or has a kernel that panics.
+    /// Tells everybody, and whose part it was that failed.
     fn fail(&self, failure: &Arc<Failure>) {
         let has_failed = |party: &&Party| party.ready.semaphore.failure().is_some();
-        let told = match (&**failure, self.parties.iter().find(has_failed)) {
-            (Failure::Collective(_), _) | (_, None) => Arc::clone(failure),
-            (_, Some(Party { rank, .. })) => {
-                Arc::new(CollectiveFailure::Aborted { rank: *rank, reason: failure.to_string() }.into())
-            }
-        };
+        let failed = self.parties.iter().find(has_failed);
+        let told = failed.map_or_else(|| Arc::clone(failure), |party| of_rank(failure, party.rank));
         self.parties.iter().for_each(|party| party.gate.fail(&told));
     }
 

@@ -46,19 +46,31 @@ const REGISTERS: &[&str] = &[
     "Registration::kind",
 ];
 
+/// Operands are filled and looked at through windows.
+const NEEDS: Features = Features::HOST_VISIBLE_MEMORY;
+
 pub(super) const CASES: &[Case] = &[
-    Case::new("comm::all_pairs_of_parameters", all_pairs_of_parameters).devices(2).covers(COVERS),
-    Case::new("comm::a_seeded_part_of_all_parameters", a_seeded_part_of_all_parameters).devices(2),
-    Case::new("comm::sums_of_any_numbers", sums_of_any_numbers).devices(2),
-    Case::new("comm::calls_are_ordered_with_other_work", calls_are_ordered_with_other_work).devices(2),
-    Case::new("comm::graphs_with_calls_are_replayed", graphs_with_calls_are_replayed)
-        .needs(Features::GRAPHS)
+    Case::new("comm::all_pairs_of_parameters", all_pairs_of_parameters)
+        .needs(NEEDS)
+        .devices(2)
+        .covers(COVERS),
+    Case::new("comm::a_seeded_part_of_all_parameters", a_seeded_part_of_all_parameters)
+        .needs(NEEDS)
         .devices(2),
-    Case::new("comm::different_calls_are_found_before_they_begin", different_calls_are_found).devices(2),
-    Case::new("comm::a_rank_that_never_calls_ends_in_time", a_rank_that_never_calls).devices(2),
-    Case::new("comm::ranks_part_and_go_on", ranks_part_and_go_on).devices(2),
+    Case::new("comm::sums_of_any_numbers", sums_of_any_numbers).needs(NEEDS).devices(2),
+    Case::new("comm::calls_are_ordered_with_other_work", calls_are_ordered_with_other_work)
+        .needs(NEEDS)
+        .devices(2),
+    Case::new("comm::graphs_with_calls_are_replayed", graphs_with_calls_are_replayed)
+        .needs(NEEDS.union(Features::GRAPHS))
+        .devices(2),
+    Case::new("comm::different_calls_are_found_before_they_begin", different_calls_are_found)
+        .needs(NEEDS)
+        .devices(2),
+    Case::new("comm::a_rank_that_never_calls_ends_in_time", a_rank_that_never_calls).needs(NEEDS).devices(2),
+    Case::new("comm::ranks_part_and_go_on", ranks_part_and_go_on).needs(NEEDS).devices(2),
     Case::new("comm::memory_is_registered", memory_is_registered)
-        .needs(Features::COLLECTIVES)
+        .needs(NEEDS.union(Features::COLLECTIVES))
         .devices(2)
         .covers(REGISTERS),
 ];

@@ -7,10 +7,9 @@
 
 use std::{
     any::Any,
-    ffi::c_int,
     fmt, mem, ptr,
     sync::{
-        Arc, Condvar, Mutex, MutexGuard, Once, OnceLock, PoisonError, TryLockError, Weak,
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError, Weak,
         atomic::{AtomicUsize, Ordering},
     },
     thread,
@@ -32,6 +31,7 @@ use crate::{
     collectives::reduces,
     context::Context,
     device::CudaDevice,
+    exit::Parting,
     graph::CudaGraph,
     memory::{CudaBuffer, PAGE},
     queue::{Cause, QueueCore},
@@ -479,48 +479,6 @@ impl Drop for CudaCommunicator {
         };
         let _started = thread::Builder::new().name("cuda/part".to_owned()).spawn(part);
     }
-}
-
-/// How many communicators are being given back.
-static PARTING: (Mutex<usize>, Condvar) = (Mutex::new(0), Condvar::new());
-
-/// One that is. A process that ends waits for it: the library's own end would pull it from under the thread.
-struct Parting;
-
-impl Parting {
-    fn begin() -> Self {
-        static AT_EXIT: Once = Once::new();
-        AT_EXIT.call_once(at_exit);
-        *PARTING.0.lock().unwrap_or_else(PoisonError::into_inner) += 1;
-        Self
-    }
-}
-
-impl Drop for Parting {
-    fn drop(&mut self) {
-        *PARTING.0.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
-        PARTING.1.notify_all();
-    }
-}
-
-/// Has the end of the process wait for communicators. NCCL was loaded before, and so ends later.
-#[expect(unsafe_code, reason = "asks the C library to be told of the end")]
-fn at_exit() {
-    // SAFETY: the declaration is C's; every C library has the function.
-    unsafe extern "C" {
-        fn atexit(handler: extern "C" fn()) -> c_int;
-    }
-
-    /// Longer than a communicator takes to part.
-    const LONGEST: Duration = Duration::from_secs(3);
-    extern "C" fn wait() {
-        let parting = PARTING.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let _waited = PARTING.1.wait_timeout_while(parting, LONGEST, |parting| *parting > 0);
-    }
-
-    // SAFETY: the handler is there as long as the process, does not panic and returns. If it cannot be registered,
-    // nothing waits.
-    let _registered = unsafe { atexit(wait) };
 }
 
 /// The communicators whose calls an operation has, by their addresses.

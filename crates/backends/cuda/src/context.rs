@@ -18,6 +18,7 @@ use warpweft_core_types::{DeviceId, DriverError, Failure, NativeHandle, OpenErro
 use crate::{
     cold::ColdGate,
     driver::{Driver, Handle, created},
+    exit::Parting,
     fork,
     interop::CONTEXT,
 };
@@ -211,6 +212,11 @@ impl Context {
     pub(crate) fn serve(&self, job: impl FnOnce() + Send + 'static) {
         // In a forked process there is no thread, and the channel's lock may be held for good.
         if let Some(service) = self.service.as_ref().filter(|_| !self.is_left()) {
+            let parting = Parting::begin();
+            let job = move || {
+                job();
+                drop(parting);
+            };
             // The thread lives as long as `self`, so there is somebody to take it.
             let _taken = service.send(Box::new(job));
         }
@@ -259,6 +265,7 @@ impl Drop for Context {
             return;
         }
         let Origin::Primary = self.origin else { return };
+        let _parting = Parting::begin();
         // SAFETY: retained once in `retain`; every object of the context holds an `Arc` of it, so none is
         // left. An error means that the process is ending or the device is lost: nothing to give back.
         let _released = unsafe { self.driver.primary_context_release(self.ordinal) };

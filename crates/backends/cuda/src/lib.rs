@@ -105,6 +105,7 @@ mod control;
 mod device;
 #[cfg_attr(not(unix), expect(dead_code, reason = "calls for memory that processes share"))]
 mod driver;
+mod exit;
 mod factor;
 mod fork;
 mod graph;

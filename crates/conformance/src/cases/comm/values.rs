@@ -115,7 +115,6 @@ fn expected(case: &Params, rank: u32, at: u64) -> u32 {
     }
 }
 
-#[expect(clippy::cast_possible_truncation, reason = "factors are small whole numbers")]
 fn reduce(case: &Params, at: u64, ranks: std::ops::Range<u32>) -> u32 {
     let values = ranks.map(|rank| (rank, input(case, rank, at)));
     let plain = || values.clone().map(|(_, value)| value);

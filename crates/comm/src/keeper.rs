@@ -17,8 +17,12 @@ use crate::{CommError, inner::Inner};
 /// How often calls that are under way are looked at.
 const BUSY: Duration = Duration::from_millis(4);
 
-/// How often it looks when there are none; a rank that is lost wakes it.
-const IDLE: Duration = Duration::from_millis(250);
+/// How often it looks when there were some lately, and how many times it does. A call does not wake it then, since that
+/// costs more than the rest of the call.
+const DOZE: (Duration, u32) = (Duration::from_millis(50), 20);
+
+/// How often it looks later. A call wakes it then, and so does a rank that is lost, always.
+const REST: Duration = Duration::from_secs(1);
 
 /// How often the engines are asked for errors, which may cost a call into a driver.
 const CHECK: Duration = Duration::from_millis(100);
@@ -96,7 +100,7 @@ fn keep(inner: &Inner) {
     // It is set once: a communicator has one keeper.
     let _thread = bell.thread.set(thread::current());
     let waker = Waker::from(Arc::clone(bell));
-    let mut checked = Instant::now();
+    let (mut checked, mut idle) = (Instant::now(), 0);
     // Relaxed: see `Keeper::drop`.
     while !bell.ended.load(Ordering::Relaxed) {
         // First: what changes from here on wakes the thread again.
@@ -109,9 +113,17 @@ fn keep(inner: &Inner) {
             checked = Instant::now();
         }
         let busy = inner.is_busy();
+        idle = if busy { 0 } else { idle + 1 };
+        let rests = idle > DOZE.1;
         // Relaxed: as in `Bell::calls`. A call that is missed here is seen when the rest is over.
-        bell.resting.store(!busy, Ordering::Relaxed);
-        thread::park_timeout(if busy { BUSY } else { IDLE });
-        bell.resting.store(false, Ordering::Relaxed);
+        bell.resting.store(rests, Ordering::Relaxed);
+        thread::park_timeout(match (busy, rests) {
+            (true, _) => BUSY,
+            (false, false) => DOZE.0,
+            (false, true) => REST,
+        });
+        if rests && !bell.resting.swap(false, Ordering::Relaxed) {
+            idle = 0;
+        }
     }
 }

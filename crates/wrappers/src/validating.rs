@@ -141,7 +141,10 @@ impl Ledger {
         if entry.accesses.is_empty() {
             return Ok(());
         }
-        let Some(ordered) = self.ordered_before(&entry.waits) else { return Ok(()) };
+        // What is in front in its queue waits for it too.
+        let in_front = self.entries.iter().filter(|other| other.queue == entry.queue);
+        let waits: Vec<_> = in_front.chain([entry]).flat_map(|entry| entry.waits.iter().copied()).collect();
+        let Some(ordered) = self.ordered_before(&waits) else { return Ok(()) };
         for other in &self.entries {
             // Counts are one above the last index that is ordered.
             let is_ordered = other.queue == entry.queue

@@ -272,10 +272,12 @@ fn an_unordered_conflict_is_refused_with_both_sides_named() {
 
 #[test]
 fn order_by_semaphore_by_queue_or_by_time_is_accepted() {
-    let held = held();
-    held.fill(&held.views[0], std::slice::from_ref(&held.held)).unwrap();
+    let first = held();
+    first.fill(&first.views[0], std::slice::from_ref(&first.held)).unwrap();
     // Behind the fill on its own queue, and so behind the held copy too.
-    held.fill(&held.views[1], &[]).unwrap_err();
+    first.fill(&first.views[1], &[]).unwrap();
+    first.gate.semaphore.signal(1).unwrap();
+    let held = held();
     held.bench.submit(&[Op::Fill(FillRegion::bytes(&held.views[1], 1))], 2).unwrap();
     held.gate.semaphore.signal(1).unwrap();
     held.bench.point(2).wait(PATIENCE).unwrap();

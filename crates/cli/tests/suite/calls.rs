@@ -17,9 +17,14 @@ fn the_demo_counts_what_it_checked() {
     let output = demo(&["--json"]);
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
     let summary = &lines(&output)[0];
-    for (key, value) in
-        [("devices", 4), ("kernels", 4), ("pairs", 12), ("verified_bytes", 16 << 16), ("wrong_bytes", 0)]
-    {
+    for (key, value) in [
+        ("devices", 4),
+        ("kernels", 4),
+        ("pairs", 12),
+        ("ranks", 4),
+        ("verified_bytes", 20 << 16),
+        ("wrong_bytes", 0),
+    ] {
         assert_eq!(summary[key], value, "{key}");
     }
     assert_eq!(summary["ok"], true);

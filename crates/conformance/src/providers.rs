@@ -30,9 +30,16 @@ pub(crate) fn all() -> Vec<Provider> {
             let inner = Arc::new(HostBackend::with_devices(4)?);
             Ok(Arc::new(FaultyBackend::new(inner, FaultConfig::default())))
         }),
-        host("validating host", || {
-            Ok(Arc::new(ValidatingBackend::new(Arc::new(HostBackend::with_devices(4)?))))
-        }),
+        Provider {
+            unsupported: &[(
+                "comm::calls_are_ordered_with_other_work",
+                "the planned engine submits a round when the last rank has called, after what is behind it in the \
+                 queue of the first, which waits for a value that the host signals: the validator sees no order",
+            )],
+            ..host("validating host", || {
+                Ok(Arc::new(ValidatingBackend::new(Arc::new(HostBackend::with_devices(4)?))))
+            })
+        },
         host("tracing host", || {
             Ok(Arc::new(TracingBackend::new(Arc::new(HostBackend::with_devices(4)?), 64)))
         }),

@@ -19,8 +19,10 @@ use crate::layer::{Layer, LayeredBackend, LayeredQueue, layered_backend};
 /// - it waits for a point that it signals itself.
 ///
 /// What has ended is not looked at, and a submission that waits for something outside the backend (a value
-/// the host will signal, say) may be ordered by it and passes: a refusal is always right, silence is not.
-/// What the host reads and writes directly is not seen, nor what residents do.
+/// the host will signal, say) may be ordered by it and passes. A refusal is right, but for one case: work that is under
+/// way and waits for the host is taken to come first, so that what is submitted later and meant to come before it is
+/// refused, which communicators between devices of one process do. Silence is not always right: what the host reads and
+/// writes directly is not seen, nor what residents do.
 #[derive(Debug)]
 pub struct ValidatingBackend {
     backend: LayeredBackend<Validating>,

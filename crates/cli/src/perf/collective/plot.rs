@@ -54,11 +54,11 @@ fn chart<B: DrawingBackend<ErrorType: 'static>>(
         // A single point is in the middle of something.
         (least * 0.8)..(most * 1.25).max(least)
     };
-    let mut chart = ChartBuilder::on(area)
-        .margin(12)
-        .x_label_area_size(36)
-        .y_label_area_size(64)
-        .build_cartesian_2d(range(&|point| point.0).log_scale(), range(&|point| point.1).log_scale())?;
+    let mut chart =
+        ChartBuilder::on(area).margin(12).x_label_area_size(36).y_label_area_size(64).build_cartesian_2d(
+            range(&|point| point.0).log_scale().base(2.0),
+            range(&|point| point.1).log_scale(),
+        )?;
     chart
         .configure_mesh()
         .x_desc("bytes")

@@ -13,7 +13,7 @@ use warpweft_core_types::{CollectiveCall, Deadline, GraphOp, Queue, QueueId, Sem
 use crate::{
     CommError, Communicator,
     error::unfinished,
-    inner::{Inner, State},
+    inner::{Inner, State, TURN, lock_by},
 };
 
 /// One call of a collective, with operands that were checked. Nothing is done before it is enqueued or waited for.
@@ -38,7 +38,12 @@ impl<'a> Call<'a> {
     ///
     /// # Errors
     ///
-    /// [`CommError::Timeout`] by the deadline; the call goes on where a device carries it out.
+    /// [`CommError::Timeout`] by the deadline, and the call goes on, where a device carries it out.
+    ///
+    /// # Portability
+    ///
+    /// The host engine has this thread do it where the host addresses all operands. A deadline that passes within the call
+    /// ends the communicator then, since the other ranks would wait for this one: the error is [`CommError::Failed`].
     pub fn wait(self, deadline: impl Into<Deadline>) -> Result<(), CommError> {
         self.comm.inner.run(&[self.call], deadline.into())
     }
@@ -122,11 +127,10 @@ impl Enqueued {
     ///
     /// # Errors
     ///
-    /// The failure of the queue or the communicator; [`CommError::Submit`] while the queue is full.
+    /// The failure of the queue or the communicator; [`CommError::Submit`] while the queue is full;
+    /// [`CommError::Timeout`] while the driver blocks another thread's call for longer than a second.
     pub fn point(&self) -> Result<Option<SemaphorePoint>, CommError> {
-        // The lock is free again before anything is told.
-        let point = State::lock(&self.state).lines.point(self.queue, self.ticket);
-        point.map_err(|error| self.told(error))
+        self.point_by(Deadline::within(TURN))
     }
 
     /// Waits until the call is over.
@@ -137,7 +141,7 @@ impl Enqueued {
     pub fn wait(&self, deadline: impl Into<Deadline>) -> Result<(), CommError> {
         let deadline = deadline.into();
         let late = |error| unfinished(error, self.ticket, format!("a call on {}", self.queue));
-        let outcome = match self.point_by(deadline)? {
+        let outcome = match self.point_with_room(deadline)? {
             None => Ok(()),
             Some(point) => point.wait(deadline).map_err(|error| self.told(late(error))),
         };
@@ -147,10 +151,17 @@ impl Enqueued {
         outcome
     }
 
-    /// A point, once there is room for it in the queue.
     fn point_by(&self, deadline: Deadline) -> Result<Option<SemaphorePoint>, CommError> {
+        let late = || CommError::Timeout { number: self.ticket, op: format!("a call on {}", self.queue) };
+        // The lock is free again before anything is told.
+        let point = lock_by(&self.state, deadline).ok_or_else(late)?.lines.point(self.queue, self.ticket);
+        point.map_err(|error| self.told(error))
+    }
+
+    /// A point, once there is room for it in the queue.
+    fn point_with_room(&self, deadline: Deadline) -> Result<Option<SemaphorePoint>, CommError> {
         loop {
-            match self.point() {
+            match self.point_by(deadline) {
                 Err(CommError::Submit(error))
                     if matches!(*error, SubmitError::QueueFull { .. }) && !deadline.is_past() =>
                 {

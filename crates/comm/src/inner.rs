@@ -3,6 +3,7 @@
 use std::{
     fmt,
     sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError},
+    thread,
     time::{Duration, Instant},
 };
 
@@ -85,11 +86,6 @@ impl State {
             }
         }
     }
-
-    pub(crate) fn lock(state: &Mutex<Self>) -> MutexGuard<'_, Self> {
-        // What panics under it would be a defect of ours, and leaves a whole state.
-        state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl Inner {
@@ -139,18 +135,30 @@ impl Inner {
         self.group.rank().0
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        State::lock(&self.state)
-    }
-
     /// The state, unless a call is being put in a queue. That may take until somebody ends it, and whoever is to find
     /// that out must not wait for it.
     fn try_lock(&self) -> Option<MutexGuard<'_, State>> {
-        match self.state.try_lock() {
-            Ok(state) => Some(state),
-            Err(TryLockError::Poisoned(state)) => Some(state.into_inner()),
-            Err(TryLockError::WouldBlock) => None,
+        try_lock(&self.state)
+    }
+
+    /// When a call is to be given up, whose caller may have said so.
+    fn by(&self, deadline: Option<Deadline>) -> Deadline {
+        let timeout = Deadline::within(self.config.timeout);
+        deadline.map_or(timeout, |deadline| deadline.min(timeout))
+    }
+
+    /// The state, for a call that comes next. Another thread's call may be blocked by the driver while it is put in a
+    /// queue, so the wait has an end; where nobody has the lock, nobody looks at the clock.
+    fn turn(
+        &self,
+        signature: &Signature,
+        deadline: Option<Deadline>,
+    ) -> Result<MutexGuard<'_, State>, CommError> {
+        if let Some(state) = self.try_lock() {
+            return Ok(state);
         }
+        let late = || CommError::Timeout { number: 0, op: signature.text() };
+        lock_by(&self.state, self.by(deadline)).ok_or_else(late)
     }
 
     pub(crate) fn usable(&self) -> Result<(), CommError> {
@@ -203,10 +211,9 @@ impl Inner {
         let Some(signature) = Signature::of(calls) else { return Ok(self.enqueued(queue, 0)) };
         let engine = self.pick_for(calls)?;
         self.usable()?;
-        let deadline = Deadline::within(self.config.timeout);
-        let _comparing = self.compare(&signature, || Signature::text_of_all(calls), deadline)?;
+        let _comparing = self.compare(&signature, || Signature::text_of_all(calls), None)?;
         let submit = |waits: &[SemaphorePoint]| engine.enqueue(calls, queue, waits, then);
-        self.put(queue, signature, Place::behind_last(engine), submit)
+        self.put(queue, signature, Place::behind_last(engine), None, submit)
     }
 
     /// A call with this ticket; none has the ticket 0, which is over.
@@ -222,9 +229,8 @@ impl Inner {
         self.usable()?;
         self.check_queue(queue)?;
         let signature = Signature::Replay { nodes: graph.ops().len() };
-        let deadline = Deadline::within(self.config.timeout);
-        let _comparing = self.compare(&signature, || signature.text(), deadline)?;
-        self.put(queue, signature, Place::GRAPH, |waits| {
+        let _comparing = self.compare(&signature, || signature.text(), None)?;
+        self.put(queue, signature, Place::GRAPH, None, |waits| {
             queue.submit(&Submission { waits, ops: &[Op::Replay(graph)], signals: &[] })?;
             Ok(())
         })
@@ -236,10 +242,11 @@ impl Inner {
         queue: &Arc<dyn Queue>,
         signature: Signature,
         place: Place,
+        deadline: Option<Deadline>,
         submit: impl FnOnce(&[SemaphorePoint]) -> Result<(), CommError>,
     ) -> Result<Enqueued, CommError> {
         let id = queue.id();
-        let mut state = self.lock();
+        let mut state = self.turn(&signature, deadline)?;
         state.lines.add(self.device.as_ref(), queue)?;
         let called = state.next(&signature);
         let waits = match place.behind {
@@ -271,14 +278,14 @@ impl Inner {
         let Some(signature) = Signature::of(calls) else { return Ok(()) };
         let engine = self.pick_for(calls)?;
         self.usable()?;
-        let compared = deadline.min(Deadline::within(self.config.timeout));
-        let _comparing = self.compare(&signature, || Signature::text_of_all(calls), compared)?;
+        let _comparing = self.compare(&signature, || Signature::text_of_all(calls), Some(deadline))?;
         if engine.runs(calls) {
             return self.run_here(engine, calls, signature, deadline);
         }
         let queue = self.own_queue()?;
         let place = Place { engine: engine.kind().name(), behind: Behind::All };
-        self.put(&queue, signature, place, |waits| engine.enqueue(calls, &queue, waits, &[]))?.wait(deadline)
+        let submit = |waits: &[SemaphorePoint]| engine.enqueue(calls, &queue, waits, &[]);
+        self.put(&queue, signature, place, Some(deadline), submit)?.wait(deadline)
     }
 
     /// The same in this thread.
@@ -290,7 +297,7 @@ impl Inner {
         deadline: Deadline,
     ) -> Result<(), CommError> {
         let (called, before) = {
-            let mut state = self.lock();
+            let mut state = self.turn(&signature, Some(deadline))?;
             let before = state.lines.points(None)?;
             let called = state.next(&signature);
             state.take(called);
@@ -303,7 +310,10 @@ impl Inner {
                 Err(WaitError::Failed(failure)) if is_of_one(&failure) => {}
                 Err(error) => {
                     self.flight.retract(called.ticket);
-                    self.lock().give_back(called);
+                    // Whoever holds the lock for longer makes a call after this one, which then keeps its place.
+                    if let Some(mut state) = lock_by(&self.state, Deadline::within(TURN)) {
+                        state.give_back(called);
+                    }
                     return Err(self.told(unfinished(error, called.ticket, signature.text())));
                 }
                 Ok(()) => {}
@@ -338,13 +348,15 @@ impl Inner {
         &self,
         signature: &Signature,
         text: impl FnOnce() -> String,
-        deadline: Deadline,
+        deadline: Option<Deadline>,
     ) -> Result<Option<MutexGuard<'_, ()>>, CommError> {
         if !self.config.validate || !signature.is_for_all() {
             return Ok(None);
         }
-        let lock = self.comparing.lock().unwrap_or_else(PoisonError::into_inner);
-        let number = self.lock().numbers + 1;
+        let deadline = self.by(deadline);
+        let late = || CommError::Timeout { number: 0, op: signature.text() };
+        let lock = lock_by(&self.comparing, deadline).ok_or_else(late)?;
+        let number = self.turn(signature, Some(deadline))?.numbers + 1;
         let agreed = self.group.agree("call of a communicator", text().as_bytes(), deadline);
         let what = match agreed {
             Ok(()) => return Ok(Some(lock)),
@@ -588,6 +600,30 @@ impl Inner {
     /// Where a new group listens: as this one does.
     fn bind(&self) -> Bind {
         self.group.bind().clone()
+    }
+}
+
+/// How long a call of another thread's is waited for where the caller says nothing.
+pub(crate) const TURN: Duration = Duration::from_secs(1);
+
+/// A lock, if nobody has it. What panics under one would be a defect of ours, and leaves a whole state.
+fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
+    match mutex.try_lock() {
+        Ok(guard) => Some(guard),
+        Err(TryLockError::Poisoned(guard)) => Some(guard.into_inner()),
+        Err(TryLockError::WouldBlock) => None,
+    }
+}
+
+/// A lock that somebody may have for long, by a deadline.
+pub(crate) fn lock_by<T>(mutex: &Mutex<T>, deadline: Deadline) -> Option<MutexGuard<'_, T>> {
+    /// Calls take microseconds; the few that take longer take far longer.
+    const PAUSE: Duration = Duration::from_micros(50);
+    loop {
+        match try_lock(mutex) {
+            None if !deadline.is_past() => thread::sleep(PAUSE),
+            turn => return turn,
+        }
     }
 }
 

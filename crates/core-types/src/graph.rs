@@ -64,6 +64,9 @@ pub enum GraphOp {
     Op(OwnedOp),
     /// Work of another library, see [`crate::Interop::capture`].
     Captured(Arc<dyn CapturedWork>),
+    /// Nothing: it stands for the nodes it comes after, so that many nodes can come after many without an edge for
+    /// every pair.
+    Join,
 }
 
 impl GraphOp {
@@ -72,6 +75,7 @@ impl GraphOp {
         match self {
             Self::Op(op) => op.name(),
             Self::Captured(_) => "captured work",
+            Self::Join => "join",
         }
     }
 
@@ -82,6 +86,7 @@ impl GraphOp {
             Self::Captured(work) => {
                 work.accesses().iter().for_each(|(view, access)| visit(view, *access));
             }
+            Self::Join => {}
         }
     }
 }

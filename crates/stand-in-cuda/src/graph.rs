@@ -286,6 +286,10 @@ exports! {
         add(&node, graph, &after, count, parameters.get()?.task(machine, &context)?)
     }
 
+    fn cuGraphAddEmptyNode(out node: usize, val graph: Raw, input after: Raw, val count: usize) {
+        add(&node, graph, &after, count, Task::Graph(Nodes::default()))
+    }
+
     /// The child is copied as it is now.
     fn cuGraphAddChildGraphNode(
         out node: usize, val graph: Raw, input after: Raw, val count: usize, val child: Raw

@@ -201,7 +201,7 @@ fn name_of(op: &Op<'_>) -> String {
 fn bytes_of_node(op: &GraphOp) -> u64 {
     match op {
         GraphOp::Op(op) => op.with(bytes_of),
-        GraphOp::Captured(_) => 0,
+        GraphOp::Captured(_) | GraphOp::Join => 0,
     }
 }
 

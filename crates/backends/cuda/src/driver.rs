@@ -260,6 +260,9 @@ driver_functions! {
         node: *mut CUgraphNode, graph: CUgraph, after: *const CUgraphNode, count: usize,
         parameters: *const CUDA_MEMSET_NODE_PARAMS, context: CUcontext
     );
+    cuGraphAddEmptyNode as graph_add_join(
+        node: *mut CUgraphNode, graph: CUgraph, after: *const CUgraphNode, count: usize
+    );
     cuGraphAddChildGraphNode as graph_add_child(
         node: *mut CUgraphNode, graph: CUgraph, after: *const CUgraphNode, count: usize, child: CUgraph
     );

@@ -243,7 +243,7 @@ impl CudaGraph {
         op: &GraphOp,
     ) -> Result<(), Refusal> {
         let GraphOp::Op(op) = op else {
-            // `PreparedGraph::set` takes operations of the seam for such, so captured work stays what it was.
+            // `PreparedGraph::set` takes operations of the seam for such, so what is none stays what it was.
             return Ok(());
         };
         let (driver, executable) = (&self.context.driver, executable.raw());
@@ -368,6 +368,7 @@ fn check(context: &Context, peers: &PeerTable, node: usize, op: &GraphOp) -> Res
             }
             Err(GraphError::Node { node, reason: "its work was captured for another device".to_owned() })
         }
+        GraphOp::Join => Ok(()),
         GraphOp::Op(op) => op.with(|op| {
             check_op(context, peers, op).map_err(submit)?;
             match op {
@@ -437,6 +438,8 @@ impl Template {
                 let child = &work.downcast_ref::<Captured>().ok_or_else(not_ours)?.template;
                 return self.add_child(child, after);
             }
+            // SAFETY: graph and the nodes before are live; the result is written to this stack frame.
+            GraphOp::Join => unsafe { driver.graph_add_join(&mut raw, graph, edges, count) }?,
             GraphOp::Op(op) => op.with(|op| match op {
                 Op::Copy(region) => {
                     let parameters = copy_node(region)?;

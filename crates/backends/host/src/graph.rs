@@ -23,6 +23,7 @@ impl HostGraph {
         for (node, entry) in nodes.iter().enumerate() {
             match &entry.op {
                 GraphOp::Op(op) => graph.check(node, op)?,
+                GraphOp::Join => {}
                 GraphOp::Captured(work) => {
                     let reason = format!("its work was captured for {}", work.device());
                     return Err(GraphError::Node { node, reason });

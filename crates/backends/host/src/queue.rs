@@ -432,7 +432,7 @@ fn find_nodes(
         return Err(SubmitError::Foreign { what: "graph", owner, device });
     }
     for node in graph.ops().iter() {
-        // Captured work does not get into graphs of host devices.
+        // A join does nothing, and captured work does not get into graphs of host devices.
         if let GraphOp::Op(op) = node.as_ref() {
             op.with(|op| find_op(device, links, op, found))?;
         }

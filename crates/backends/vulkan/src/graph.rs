@@ -19,8 +19,8 @@ use crate::{chores::Hold, device::VulkanDevice, gpu::Gpu, record::Recording, tim
 /// What a device prepared.
 pub(crate) struct VulkanGraph {
     tools: Arc<Tools>,
-    /// Whether a node waits for one that was recorded since the last barrier, and needs one in front of it.
-    barriers: Vec<bool>,
+    /// The nodes as they are recorded.
+    order: Vec<Recorder>,
     state: Mutex<State>,
     /// A device stays the same while a graph of it is there.
     _hold: Hold,
@@ -31,6 +31,14 @@ struct State {
     recorded: Option<Arc<Recorded>>,
     /// The latest replay, behind which the next one comes.
     last: Option<Ticket>,
+}
+
+/// A node's place among the commands.
+#[derive(Debug, PartialEq, Eq)]
+struct Recorder {
+    node: usize,
+    /// It needs a barrier in front of it.
+    barrier: bool,
 }
 
 /// A graph as commands, with the operations they were made of, which hold what the commands name.
@@ -54,7 +62,7 @@ impl VulkanGraph {
         }
         let graph = Self {
             tools: Arc::clone(tools),
-            barriers: barriers(nodes),
+            order: order(nodes),
             state: Mutex::default(),
             _hold: Hold::new(Arc::clone(device)),
         };
@@ -129,11 +137,12 @@ impl VulkanGraph {
 
     #[expect(unsafe_code, reason = "records operations that were checked")]
     fn record(&self, ops: &[Arc<GraphOp>], recording: &mut Recording) -> Result<(), DriverError> {
-        for (op, barrier) in ops.iter().zip(&self.barriers) {
+        for Recorder { node, barrier } in &self.order {
             if *barrier {
                 recording.barrier();
             }
-            if let GraphOp::Op(op) = op.as_ref() {
+            // A join does nothing, and captured work does not get here.
+            if let GraphOp::Op(op) = ops[*node].as_ref() {
                 // SAFETY: a node's operation is checked when the graph is prepared and when it is set (`check`).
                 op.with(|op| unsafe { self.tools.record(op, recording) })?;
             }
@@ -168,17 +177,19 @@ impl Graph for VulkanGraph {
 
 impl fmt::Debug for VulkanGraph {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "VulkanGraph({} nodes on {})", self.barriers.len(), self.tools.gpu.id)
+        write!(f, "VulkanGraph({} nodes on {})", self.order.len(), self.tools.gpu.id)
     }
 }
 
 /// Whether a node's operation can be carried out by this device, in a graph.
 fn check(tools: &Tools, node: usize, op: &GraphOp) -> Result<(), GraphError> {
-    let GraphOp::Op(op) = op else {
-        return Err(GraphError::Node {
-            node,
-            reason: "work of other libraries is not captured here".to_owned(),
-        });
+    let op = match op {
+        GraphOp::Op(op) => op,
+        GraphOp::Join => return Ok(()),
+        GraphOp::Captured(_) => {
+            let reason = "work of other libraries is not captured here".to_owned();
+            return Err(GraphError::Node { node, reason });
+        }
     };
     op.with(|op| match op {
         Op::Replay(_) => Err(GraphError::Node { node, reason: "a replay cannot be a node".to_owned() }),
@@ -186,18 +197,48 @@ fn check(tools: &Tools, node: usize, op: &GraphOp) -> Result<(), GraphError> {
     })
 }
 
-/// Which nodes need a barrier in front of them: those that come after one that no barrier stands behind yet.
-fn barriers(nodes: &[GraphNode]) -> Vec<bool> {
-    let mut since = 0;
-    nodes
-        .iter()
-        .enumerate()
-        .map(|(node, entry)| {
-            let needed = entry.after.iter().any(|&after| after >= since);
-            if needed {
-                since = node;
-            }
-            needed
-        })
-        .collect()
+/// The fewest barriers there can be: nodes go by the longest chain that leads to them, and a barrier stands wherever
+/// the chains are one longer.
+fn order(nodes: &[GraphNode]) -> Vec<Recorder> {
+    let levels = levels(nodes.iter().map(|entry| (!matches!(entry.op, GraphOp::Join), &entry.after[..])));
+    let mut order: Vec<usize> = (0..nodes.len()).collect();
+    // Stable: nodes of one level stay in the order they were given in.
+    order.sort_by_key(|&node| levels[node]);
+    let mut level = 0;
+    let recorder = |node| {
+        let barrier = levels[node] > level;
+        level = levels[node];
+        Recorder { node, barrier }
+    };
+    order.into_iter().map(recorder).collect()
+}
+
+/// How many nodes with work are on the longest chain that leads to each, of nodes that have work or not, and come after
+/// others.
+fn levels<'a>(nodes: impl Iterator<Item = (bool, &'a [usize])>) -> Vec<usize> {
+    let mut behind: Vec<usize> = Vec::new();
+    let mut levels = Vec::new();
+    for (has_work, after) in nodes {
+        let level = after.iter().map(|&after| behind[after]).max().unwrap_or(0);
+        levels.push(level);
+        behind.push(level + usize::from(has_work));
+    }
+    levels
+}
+
+#[cfg(test)]
+mod tests {
+    use super::levels;
+
+    #[test]
+    fn a_reader_of_two_writers_has_the_only_barrier_in_front_of_it() {
+        let nodes: [(bool, &[usize]); 3] = [(true, &[]), (true, &[]), (true, &[0, 1])];
+        assert_eq!(levels(nodes.into_iter()), [0, 0, 1]);
+    }
+
+    #[test]
+    fn a_join_needs_no_barrier_and_keeps_the_order() {
+        let nodes: [(bool, &[usize]); 4] = [(true, &[]), (true, &[0]), (false, &[0, 1]), (true, &[2])];
+        assert_eq!(levels(nodes.into_iter()), [0, 1, 2, 2]);
+    }
 }

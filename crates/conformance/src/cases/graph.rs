@@ -2,7 +2,7 @@
 
 use libtest_mimic::Failed;
 use warpweft_core_types::{
-    Arg, BufferView, CopyRegion, Features, FillRegion, GraphError, GraphNode, Launch, Op, OwnedOp,
+    Arg, BufferView, CopyRegion, Features, FillRegion, GraphError, GraphNode, GraphOp, Launch, Op, OwnedOp,
     PreparedGraph, SubmitError,
 };
 
@@ -20,6 +20,7 @@ pub(super) const CASES: &[Case] = &[
         .covers(&["Graphs::prepare", "Graph::device", "Device::graphs"]),
     Case::new("graph::edges_order_a_diamond", edges_order_a_diamond).needs(NEEDS),
     Case::new("graph::an_edge_that_is_named_twice_is_one", an_edge_that_is_named_twice_is_one).needs(NEEDS),
+    Case::new("graph::a_join_stands_for_many_nodes", a_join_stands_for_many_nodes).needs(NEEDS),
     Case::new("graph::a_long_chain_is_one_submission", a_long_chain_is_one_submission).needs(NEEDS),
     Case::new("graph::operands_change_between_replays", operands_change_between_replays)
         .needs(NEEDS)
@@ -105,6 +106,31 @@ fn an_edge_that_is_named_twice_is_one(cx: &Context) -> Verdict {
     let graph = prepare(cx, &nodes)?;
     cx.lane(0)?.run(&[Op::Replay(&graph)])?;
     assert_eq!(cx.download(0, &memory)?, [3; 64]);
+    Ok(())
+}
+
+fn a_join_stands_for_many_nodes(cx: &Context) -> Verdict {
+    let (all, seen) = (cx.memory(0, 64)?, cx.memory(0, 64)?);
+    let mut nodes = Vec::new();
+    for part in 0..8 {
+        nodes.push(GraphNode::new(fill(&all.slice(8 * part..8 * part + 8)?, 1), &[]));
+    }
+    nodes.push(GraphNode::new(GraphOp::Join, &[0, 1, 2, 3, 4, 5, 6, 7]));
+    for part in 0..8 {
+        // Each reads what another has written.
+        let from = (part + 3) % 8;
+        let op = copy(&all.slice(8 * from..8 * from + 8)?, &seen.slice(8 * part..8 * part + 8)?)?;
+        nodes.push(GraphNode::new(op, &[8]));
+    }
+    nodes.push(GraphNode::new(GraphOp::Join, &[9, 10, 11, 12, 13, 14, 15, 16]));
+    nodes.push(GraphNode::new(fill(&all, 7), &[17]));
+    let graph = prepare(cx, &nodes)?;
+    let lane = cx.lane(0)?;
+    for _ in 0..3 {
+        lane.run(&[Op::Replay(&graph)])?;
+        assert_eq!(cx.download(0, &seen)?, [1; 64]);
+        assert_eq!(cx.download(0, &all)?, [7; 64]);
+    }
     Ok(())
 }
 

@@ -23,6 +23,12 @@ const RESIDENT: Sources = Sources {
     wgsl: include_str!("../kernels/resident.wgsl"),
 };
 
+const MIXING: Sources = Sources {
+    cuda: include_str!("../kernels/mixing.cu"),
+    ptx: include_str!("../kernels/mixing.ptx"),
+    wgsl: include_str!("../kernels/mixing.wgsl"),
+};
+
 fn queued(contract: KernelContract, body: fn(&Workgroup<'_>)) -> KernelCode {
     with_sources(
         &QUEUED,
@@ -47,8 +53,8 @@ fn with_sources(sources: &Sources, contract: KernelContract, code: KernelCode) -
         text(CodeFormat::Wgsl, sources.wgsl),
     ];
     // SAFETY: the kernels have the parameters of their contracts, in order, and workgroups of one thread.
-    // They write one word, or one for each workgroup, or as many as they are told; the cases, which alone
-    // launch them, give them buffers of as many words. Words that others change are read as volatile or atomic.
+    // They write one word, or one for each workgroup, or as many as they are told, and read as many as they are told;
+    // the cases, which alone launch them, give them buffers of as many words. Words that others change are read as volatile or atomic.
     forms.into_iter().fold(code, |code, form| unsafe { code.with_foreign([contract.clone()], form) })
 }
 
@@ -75,6 +81,56 @@ pub(crate) fn increment() -> KernelCode {
         let (to, from) = (workgroup.slice::<u32>(0), workgroup.slice::<u32>(1));
         (0..workgroup.scalar::<u32>(2) as usize).for_each(|index| to.set(index, from.get(index) + 1));
     })
+}
+
+fn mixing(contract: KernelContract, body: fn(&Workgroup<'_>)) -> KernelCode {
+    let code = KernelCode::new().with_function(contract.clone(), HostFunction::new(body));
+    with_sources(&MIXING, contract, code)
+}
+
+/// What the mixing kernels make of the words they read.
+pub(crate) fn hash(words: impl Iterator<Item = u32>, seed: u32) -> u32 {
+    words.fold(seed, |hash, word| hash.wrapping_mul(16_777_619) ^ word)
+}
+
+/// Writes words that depend on all it reads: the first buffer, the second, their lengths in words, and a seed.
+pub(crate) fn mix_write() -> KernelCode {
+    let params = [Param::write(4).aligned(4), Param::read(4).aligned(4)];
+    mixing(KernelContract::new("mix_write", mixing_params(params)), |workgroup| {
+        let (to, seed) = (workgroup.slice::<u32>(0), workgroup.scalar::<u32>(4));
+        let hash = hash(workgroup.slice::<u32>(1).iter(), seed);
+        (0..to.len()).for_each(|index| to.set(index, hash.wrapping_add(word(index))));
+    })
+}
+
+/// The same, and of what was there before.
+pub(crate) fn mix_update() -> KernelCode {
+    let params = [Param::read_write(4).aligned(4), Param::read(4).aligned(4)];
+    mixing(KernelContract::new("mix_update", mixing_params(params)), |workgroup| {
+        let (to, seed) = (workgroup.slice::<u32>(0), workgroup.scalar::<u32>(4));
+        let hash = hash(workgroup.slice::<u32>(1).iter(), seed);
+        let next = |index| to.get(index).wrapping_mul(31).wrapping_add(hash).wrapping_add(word(index));
+        (0..to.len()).for_each(|index| to.set(index, next(index)));
+    })
+}
+
+/// Adds to each word of a buffer in one step: its length in words, and a seed.
+pub(crate) fn add_words() -> KernelCode {
+    let params = [Param::accumulate(4).aligned(4), Param::scalar::<u32>(), Param::scalar::<u32>()];
+    mixing(KernelContract::new("add_words", params), |workgroup| {
+        let (sums, seed) = (workgroup.slice::<u32>(0), workgroup.scalar::<u32>(2));
+        for index in 0..sums.len() {
+            sums.fetch_add(index, seed.wrapping_add(word(index)));
+        }
+    })
+}
+
+fn mixing_params(buffers: [Param; 2]) -> Vec<Param> {
+    buffers.into_iter().chain([Param::scalar::<u32>(); 3]).collect()
+}
+
+fn word(index: usize) -> u32 {
+    u32::try_from(index).unwrap_or(u32::MAX)
 }
 
 /// Does nothing, and says that it is brief.

@@ -14,6 +14,8 @@ pub enum Access {
     Write,
     /// Reads and writes.
     ReadWrite,
+    /// Adds to what is there by atomic operations. Operations that do so may share bytes with nothing between them.
+    Accumulate,
 }
 
 impl Access {
@@ -24,7 +26,10 @@ impl Access {
 
     /// Whether two operations on shared bytes must be ordered.
     pub const fn conflicts_with(self, other: Self) -> bool {
-        self.writes() || other.writes()
+        match (self, other) {
+            (Self::Accumulate, Self::Accumulate) => false,
+            _ => self.writes() || other.writes(),
+        }
     }
 }
 
@@ -34,6 +39,7 @@ impl fmt::Display for Access {
             Self::Read => "read",
             Self::Write => "write",
             Self::ReadWrite => "read-write",
+            Self::Accumulate => "accumulate",
         })
     }
 }

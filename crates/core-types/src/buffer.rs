@@ -309,6 +309,17 @@ pub struct MemoryPlace {
 }
 
 impl MemoryPlace {
+    /// The memory: 0 for that which has one address for everybody (the host's, and unified memory of devices), else a
+    /// number of its own for as long as it is alive.
+    pub const fn space(&self) -> usize {
+        self.space
+    }
+
+    /// The bytes, by address where the memory has one, else from its first byte on.
+    pub const fn bytes(&self) -> &Range<u64> {
+        &self.bytes
+    }
+
     /// How many bytes two places share.
     pub fn overlap(&self, other: &Self) -> u64 {
         if self.space != other.space {

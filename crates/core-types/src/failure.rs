@@ -30,6 +30,14 @@ pub enum Failure {
         /// What it returned.
         code: i32,
     },
+    /// A task of the host failed or panicked.
+    #[error("task {task:?} failed: {reason}")]
+    TaskFailed {
+        /// Its name.
+        task: String,
+        /// Its own words, or the panic's.
+        reason: String,
+    },
     /// A copy or fill could not be carried out.
     #[error("{what} failed in {submission}: {reason}")]
     OperationFailed {
@@ -139,9 +147,10 @@ impl Failure {
     /// How to react.
     pub fn class(&self) -> ErrorClass {
         match self {
-            Self::KernelPanicked { .. } | Self::KernelFailed { .. } | Self::Abandoned { .. } => {
-                ErrorClass::Usage
-            }
+            Self::KernelPanicked { .. }
+            | Self::KernelFailed { .. }
+            | Self::TaskFailed { .. }
+            | Self::Abandoned { .. } => ErrorClass::Usage,
             Self::OperationFailed { .. } | Self::Cancelled | Self::DeadlineExceeded { .. } => {
                 ErrorClass::Transient
             }

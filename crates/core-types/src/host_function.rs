@@ -96,7 +96,7 @@ impl RawArgument {
         let access = match access {
             Access::Read => READ,
             Access::Write => WRITE,
-            Access::ReadWrite => READ_WRITE,
+            Access::ReadWrite | Access::Accumulate => READ_WRITE,
         };
         Self { access, data, size }
     }
@@ -253,6 +253,19 @@ impl<'a, T: Element> SharedSlice<'a, T> {
         T::store(self.at(index), value);
     }
 
+    /// Adds to the element at `index` in one step, around zero where it overflows, and returns what it was before.
+    ///
+    /// # Panics
+    ///
+    /// As [`SharedSlice::set`].
+    pub fn fetch_add(&self, index: usize, value: T) -> T
+    where
+        T: AtomicAdd,
+    {
+        assert!(self.writable, "the contract lets the kernel only read this argument");
+        T::fetch_add(self.at(index), value)
+    }
+
     /// The elements from first to last.
     pub fn iter(&self) -> impl Iterator<Item = T> + use<'a, T> {
         let slice = *self;
@@ -305,6 +318,12 @@ pub trait Element: Copy + Send + Sync + 'static + sealed::Sealed {
     fn store(at: InBounds<'_, Self>, value: Self);
 }
 
+/// An element that can be added to in one step.
+pub trait AtomicAdd: Element {
+    /// Adds, around zero where it overflows, and returns what was there before.
+    fn fetch_add(at: InBounds<'_, Self>, value: Self) -> Self;
+}
+
 mod sealed {
     pub trait Sealed {}
 }
@@ -343,4 +362,29 @@ element! {
     i64 as AtomicI64 of i64: std::convert::identity, std::convert::identity;
     f32 as AtomicU32 of u32: f32::to_bits, f32::from_bits;
     f64 as AtomicU64 of u64: f64::to_bits, f64::from_bits;
+}
+
+macro_rules! atomic_add {
+    ($($type:ty as $atomic:ident;)*) => {$(
+        #[expect(unsafe_code, reason = "shared memory is only reachable through raw pointers")]
+        impl AtomicAdd for $type {
+            fn fetch_add(at: InBounds<'_, Self>, value: Self) -> Self {
+                // SAFETY: as in `Element::load`.
+                let atomic = unsafe { std::sync::atomic::$atomic::from_ptr(at.pointer) };
+                // Relaxed: as in `Element::load`.
+                atomic.fetch_add(value, std::sync::atomic::Ordering::Relaxed)
+            }
+        }
+    )*};
+}
+
+atomic_add! {
+    u8 as AtomicU8;
+    u16 as AtomicU16;
+    u32 as AtomicU32;
+    u64 as AtomicU64;
+    i8 as AtomicI8;
+    i16 as AtomicI16;
+    i32 as AtomicI32;
+    i64 as AtomicI64;
 }

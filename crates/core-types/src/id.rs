@@ -204,8 +204,13 @@ impl fmt::Display for SubmissionId {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum WorkId {
-    /// A submission to a queue.
-    Submission(SubmissionId),
+    /// An operation of a submission.
+    Operation {
+        /// The submission.
+        submission: SubmissionId,
+        /// Position among its operations, from 0, where each node of a graph that has work is one.
+        position: u32,
+    },
     /// A workgroup of a resident kernel.
     Resident {
         /// The resident's device.
@@ -218,7 +223,7 @@ pub enum WorkId {
 impl fmt::Display for WorkId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Submission(submission) => submission.fmt(f),
+            Self::Operation { submission, position } => write!(f, "operation {position} of {submission}"),
             Self::Resident { device, workgroup } => write!(f, "workgroup {workgroup} resident on {device}"),
         }
     }

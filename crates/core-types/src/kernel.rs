@@ -51,6 +51,11 @@ impl Param {
         Self::Buffer { access: Access::ReadWrite, min_size, alignment: 1 }
     }
 
+    /// A buffer that the kernel adds to by atomic operations.
+    pub const fn accumulate(min_size: u64) -> Self {
+        Self::Buffer { access: Access::Accumulate, min_size, alignment: 1 }
+    }
+
     /// A value of type `T`.
     pub const fn scalar<T: Copy>() -> Self {
         assert!(size_of::<T>() <= u32::MAX as usize, "scalars are small");

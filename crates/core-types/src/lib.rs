@@ -66,8 +66,8 @@ pub use error::{
 pub use failure::{Failure, SignalError, WaitError};
 pub use graph::{Graph, GraphNode, GraphOp, Graphs, PreparedGraph};
 pub use host_function::{
-    Element, HostFunction, InBounds, Progress, RawArgument, RawWorkgroup, SharedSlice, WORKGROUP_ABI,
-    Workgroup,
+    AtomicAdd, Element, HostFunction, InBounds, Progress, RawArgument, RawWorkgroup, SharedSlice,
+    WORKGROUP_ABI, Workgroup,
 };
 pub use id::{DeviceId, DeviceUuid, ParseIdError, PciAddress, QueueId, SubmissionId, WorkId};
 pub use interop::{CapturedWork, Interop, NativeHandle, NativeMemory, NativeQueue};

@@ -283,6 +283,14 @@ impl OwnedOp {
         self.with(|op| op.name())
     }
 
+    /// Its kernel's name, or what it is.
+    pub fn label(&self) -> &str {
+        match &self.0 {
+            Owned::Launch(launch) => &launch.kernel.contract().name,
+            _ => self.name(),
+        }
+    }
+
     /// Everything it touches, with what it does to it.
     pub fn for_each_access<'a>(&'a self, visit: &mut dyn FnMut(&'a BufferView, Access)) {
         match &self.0 {

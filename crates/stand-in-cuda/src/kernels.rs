@@ -66,6 +66,9 @@ impl Kernel {
         match name {
             "number" => kernel(&[8, 4], number),
             "increment" => kernel(&[8, 8, 4], increment),
+            "mix_write" => kernel(&[8, 8, 4, 4, 4], |block| mix(block, false)),
+            "mix_update" => kernel(&[8, 8, 4, 4, 4], |block| mix(block, true)),
+            "add_words" => kernel(&[8, 4, 4], add_words),
             "empty" => kernel(&[], |_| Ok(Step::Done)),
             "blocking" => kernel(&[8], blocking),
             "failing" => kernel(&[8], failing),
@@ -96,6 +99,28 @@ fn increment(block: &mut Block<'_>) -> Result<Step, Code> {
     let (to, from, count) = (block.long(0), block.long(1), block.word(2));
     for index in (0..u64::from(count)).map(|index| index * 4) {
         block.memory.write(to + index, block.memory.read(from + index)?.wrapping_add(1))?;
+    }
+    Ok(Step::Done)
+}
+
+fn mix(block: &mut Block<'_>, updates: bool) -> Result<Step, Code> {
+    let (to, from) = (block.long(0), block.long(1));
+    let (to_count, from_count, mut hash) = (block.word(2), block.word(3), block.word(4));
+    for index in 0..u64::from(from_count) {
+        hash = hash.wrapping_mul(16_777_619) ^ block.memory.read(from + index * 4)?;
+    }
+    for index in 0..to_count {
+        let at = to + u64::from(index) * 4;
+        let before = if updates { block.memory.read(at)?.wrapping_mul(31) } else { 0 };
+        block.memory.write(at, before.wrapping_add(hash).wrapping_add(index))?;
+    }
+    Ok(Step::Done)
+}
+
+fn add_words(block: &mut Block<'_>) -> Result<Step, Code> {
+    let (sums, count, seed) = (block.long(0), block.word(1), block.word(2));
+    for index in 0..count {
+        block.memory.add(sums + u64::from(index) * 4, seed.wrapping_add(index))?;
     }
     Ok(Step::Done)
 }

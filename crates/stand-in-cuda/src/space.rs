@@ -276,6 +276,13 @@ impl<'a> View<'a> {
         self.word(address, true).map(|(_ranges, word)| word.store(value, Ordering::Release))
     }
 
+    /// Adds to a word, around zero where it overflows.
+    pub(crate) fn add(&self, address: u64, value: u32) -> Result<(), Code> {
+        self.word(address, true)
+            .map(|(_ranges, word)| word.fetch_add(value, Ordering::AcqRel))
+            .map(|_before| ())
+    }
+
     pub(crate) fn read_long(&self, address: u64) -> Result<u64, Code> {
         self.long(address, false).map(|(_ranges, word)| word.load(Ordering::Acquire))
     }

@@ -259,8 +259,9 @@ impl QueueCore {
 
     fn execute(&self, job: &mut Job) -> Outcome {
         while let Some(op) = job.ops.get(job.next) {
+            let position = u32::try_from(job.next).unwrap_or(u32::MAX);
             job.next += 1;
-            match self.execute_op(job.id, op) {
+            match self.execute_op(WorkId::Operation { submission: job.id, position }, op) {
                 Ok(None) => {}
                 Ok(Some(due)) => return Outcome::Pause(due),
                 Err(failure) => return Outcome::Failed(failure),
@@ -270,7 +271,7 @@ impl QueueCore {
     }
 
     /// Does one operation and says when its links have carried it, if they take longer.
-    fn execute_op(&self, submission: SubmissionId, op: &HostOp) -> Result<Option<Instant>, Arc<Failure>> {
+    fn execute_op(&self, work: WorkId, op: &HostOp) -> Result<Option<Instant>, Arc<Failure>> {
         match op {
             HostOp::Copy { src, dst } => {
                 self.copy(src, dst)?;
@@ -280,7 +281,7 @@ impl QueueCore {
                 fill(dst, *pattern);
                 Ok(self.links.cross_fill(self.id.device, &dst.view))
             }
-            HostOp::Launch(launch) => self.launch(submission, launch).map(|()| None),
+            HostOp::Launch(launch) => self.launch(work, launch).map(|()| None),
             HostOp::Timestamp { dst } => {
                 stamp(dst);
                 Ok(self.links.cross_fill(self.id.device, &dst.view))
@@ -305,8 +306,7 @@ impl QueueCore {
         })
     }
 
-    fn launch(&self, submission: SubmissionId, launch: &Arc<HostLaunch>) -> Result<(), Arc<Failure>> {
-        let work = WorkId::Submission(submission);
+    fn launch(&self, work: WorkId, launch: &Arc<HostLaunch>) -> Result<(), Arc<Failure>> {
         let count = launch.workgroup_count();
         if self.engine.workers() == 1 || count == 1 {
             return launch.run_all(work);

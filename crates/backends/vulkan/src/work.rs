@@ -128,7 +128,9 @@ impl Tools {
         }
         match access {
             Access::Read => Err(SubmitError::NoLink { from: owner, to: device }),
-            Access::Write | Access::ReadWrite => Err(SubmitError::NoLink { from: device, to: owner }),
+            Access::Write | Access::ReadWrite | Access::Accumulate => {
+                Err(SubmitError::NoLink { from: device, to: owner })
+            }
         }
     }
 

@@ -92,7 +92,7 @@ impl HostEngine {
         let operands = shape.iter().map(|access| match access {
             Access::Read => Param::read(1),
             Access::Write => Param::write(1),
-            Access::ReadWrite => Param::read_write(1),
+            Access::ReadWrite | Access::Accumulate => Param::read_write(1),
         });
         // A list may stand for different numbers of calls, and each call has so many words at most.
         let words = std::iter::repeat_n(Param::scalar::<u64>(), WORDS * shape.len().max(calls));

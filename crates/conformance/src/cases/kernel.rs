@@ -307,7 +307,7 @@ fn a_failure_stays_in_its_queue(cx: &Context) -> Verdict {
     let Err(WaitError::Failed(failure)) = done.wait(PATIENCE) else { return Err("it passed".into()) };
     let named = match &*failure {
         Failure::KernelPanicked { work, kernel, .. } | Failure::KernelFailed { work, kernel, .. } => {
-            *work == WorkId::Submission(id) && kernel == "failing"
+            *work == WorkId::Operation { submission: id, position: 0 } && kernel == "failing"
         }
         // Where a fault loses the device, nothing below can be asked of it.
         Failure::DeviceLost { .. } => return cx.stays_lost(0),

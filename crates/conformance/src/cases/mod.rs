@@ -5,6 +5,7 @@ mod comm;
 mod copy;
 mod device;
 mod graph;
+mod graph_runtime;
 mod interop;
 mod kernel;
 mod link;
@@ -31,6 +32,7 @@ pub(crate) fn all() -> Vec<Case> {
         resident::CASES,
         transfer::CASES,
         graph::CASES,
+        graph_runtime::CASES,
         clock::CASES,
         interop::CASES,
         comm::CASES,

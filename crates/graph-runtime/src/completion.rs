@@ -1,0 +1,175 @@
+//! What becomes of a submission.
+
+use std::{
+    fmt,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, Wake, Waker},
+};
+
+use warpweft_core_types::{Deadline, SemaphorePoint, WaitError};
+
+use crate::{
+    domain::Domain,
+    error::CompletionError,
+    run::{Look, Run},
+    sync::Mutex,
+    workers::Job,
+};
+
+/// A submission: wait for it with a deadline, ask, or `.await` it.
+///
+/// Dropping it cancels nothing. Clones stand for the same submission.
+#[derive(Clone)]
+pub struct Completion {
+    pub(crate) domain: Arc<Domain>,
+    pub(crate) run: Arc<Run>,
+}
+
+impl Completion {
+    /// The submission's number in its runtime, from 0.
+    pub fn id(&self) -> u64 {
+        self.run.id
+    }
+
+    /// Blocks until everything of it has ended. A thread that waits runs brief tasks of it itself.
+    ///
+    /// # Errors
+    ///
+    /// See [`CompletionError`].
+    pub fn wait(&self, deadline: impl Into<Deadline>) -> Result<(), CompletionError> {
+        let deadline = deadline.into();
+        loop {
+            if let Some(outcome) = self.outcome() {
+                return outcome;
+            }
+            let own = |job: &Job| job.is_brief() && job.is_of(&self.run.cancelled);
+            if self.domain.workers.help(own) {
+                continue;
+            }
+            let Some(point) = self.run.next_point() else { continue };
+            match point.wait(deadline) {
+                Err(WaitError::Timeout { .. }) => return Err(CompletionError::Timeout),
+                // Whether it was this submission that failed is looked at above.
+                Ok(()) | Err(_) => {}
+            }
+        }
+    }
+
+    /// How it ended; none while it is under way. Does not block, and runs nothing.
+    pub fn outcome(&self) -> Option<Result<(), CompletionError>> {
+        loop {
+            match self.run.look() {
+                Look::UnderWay => return None,
+                Look::Failing => self.domain.settle(&mut self.domain.state()),
+                Look::Ended => return self.run.outcome(),
+            }
+        }
+    }
+
+    /// Whether everything of it has ended, well or not.
+    pub fn is_complete(&self) -> bool {
+        self.outcome().is_some()
+    }
+
+    /// Has everything skipped that has not begun, as far as that can still be had: tasks of the host, and what waits
+    /// for them. What devices were handed goes on, and so does all of a submission with a collective in it, whose other
+    /// ranks would wait. The completion ends when everything that had begun has.
+    pub fn cancel(&self) {
+        self.run.cancel();
+    }
+
+    /// Calls `callback` once it has ended, on a thread of a device's or of the runtime, or at once. It must not block.
+    pub fn on_complete(&self, callback: impl FnOnce(Result<(), CompletionError>) + Send + 'static) {
+        let callback: Box<Callback> = Box::new(callback);
+        Arc::new(Watch { completion: self.clone(), callback: Mutex::new(Some(callback)) }).look();
+    }
+}
+
+impl fmt::Debug for Completion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Completion({})", self.run.id)
+    }
+}
+
+impl IntoFuture for Completion {
+    type Output = Result<(), CompletionError>;
+    type IntoFuture = Completed;
+
+    fn into_future(self) -> Completed {
+        Completed { completion: self, registered: None }
+    }
+}
+
+/// A future that ends with a [`Completion`]. Dropping it cancels nothing.
+#[derive(Debug)]
+pub struct Completed {
+    completion: Completion,
+    registered: Option<(SemaphorePoint, Waker)>,
+}
+
+impl Future for Completed {
+    type Output = Result<(), CompletionError>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        if let Some(outcome) = self.completion.outcome() {
+            return Poll::Ready(outcome);
+        }
+        let Some(point) = self.completion.run.next_point() else {
+            // It has ended just now.
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        };
+        self.forget();
+        self.registered = Some((point.clone(), cx.waker().clone()));
+        // Registering wakes at once if the value was reached since the look above.
+        point.semaphore.wake_when(point.value, cx.waker().clone());
+        Poll::Pending
+    }
+}
+
+impl Completed {
+    fn forget(&mut self) {
+        if let Some((point, waker)) = self.registered.take() {
+            point.semaphore.forget(point.value, &waker);
+        }
+    }
+}
+
+impl Drop for Completed {
+    /// A future that is given up leaves nothing behind.
+    fn drop(&mut self) {
+        self.forget();
+    }
+}
+
+type Callback = dyn FnOnce(Result<(), CompletionError>) + Send;
+
+/// Waits for a completion from one point to the next, on the threads of whoever raises them.
+struct Watch {
+    completion: Completion,
+    callback: Mutex<Option<Box<Callback>>>,
+}
+
+impl Watch {
+    fn look(self: &Arc<Self>) {
+        let Some(outcome) = self.completion.outcome() else {
+            match self.completion.run.next_point() {
+                Some(point) => point.semaphore.wake_when(point.value, Waker::from(Arc::clone(self))),
+                None => self.look(),
+            }
+            return;
+        };
+        let callback = self.callback.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take();
+        if let Some(callback) = callback {
+            // A panic is the callback's own affair, and is not to end the thread of a device.
+            let _panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| callback(outcome)));
+        }
+    }
+}
+
+impl Wake for Watch {
+    fn wake(self: Arc<Self>) {
+        self.look();
+    }
+}

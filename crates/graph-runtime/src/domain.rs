@@ -1,0 +1,278 @@
+//! What a runtime shares: devices, their lines, memories, and what is under way.
+
+use std::{collections::VecDeque, sync::Arc};
+
+use rustc_hash::FxHashSet;
+use smallvec::SmallVec;
+use warpweft_core_types::{
+    AllocError, BufferView, CopyRegion, Device, DeviceId, Op, OpenError, Queue, QueueDesc, Semaphore,
+};
+
+use crate::{
+    config::RuntimeConfig,
+    error::RecordError,
+    graph::NodePlace,
+    memory::{Bytes, Memories, Point},
+    node::{NodeDesc, WorkDesc},
+    run::Run,
+    statistics::Counts,
+    sync::{Condvar, Mutex, MutexGuard},
+    workers::Workers,
+};
+
+/// Submissions a queue holds. What is under way at once is bounded in other ways, so that this is not met.
+const QUEUE_CAPACITY: usize = 1 << 14;
+
+/// One allocation and dependency domain.
+#[derive(Debug)]
+pub(crate) struct Domain {
+    pub(crate) devices: Vec<DeviceEntry>,
+    pub(crate) config: RuntimeConfig,
+    pub(crate) workers: Arc<Workers>,
+    state: Mutex<State>,
+    /// A lease has ended, or a failure was settled.
+    pub(crate) changed: Condvar,
+}
+
+/// A device of the domain.
+#[derive(Debug)]
+pub(crate) struct DeviceEntry {
+    pub(crate) id: DeviceId,
+    pub(crate) device: Arc<dyn Device>,
+}
+
+#[derive(Debug)]
+pub(crate) struct State {
+    pub(crate) memories: Memories,
+    pub(crate) lines: Vec<Line>,
+    /// Lines of tasks that have ended.
+    pub(crate) free_tasks: Vec<u32>,
+    /// In the order of submission.
+    pub(crate) in_flight: VecDeque<Arc<Run>>,
+    /// Points that were not reached before their lines failed, for those who still wait for them.
+    pub(crate) lost: FxHashSet<Point>,
+    /// Lines of which something has failed and that have not been replaced.
+    pub(crate) failed_lines: FxHashSet<u32>,
+    pub(crate) next_run: u64,
+    /// Where work that nothing orders goes next.
+    pub(crate) turn: usize,
+    pub(crate) counts: Counts,
+}
+
+/// A line of work, in which everything ends in order: a queue, or one task of the host after another.
+///
+/// Its values never start again, also when its semaphore is replaced after a failure.
+#[derive(Debug)]
+pub(crate) struct Line {
+    pub(crate) semaphore: Arc<dyn Semaphore>,
+    /// The last value that was given out.
+    pub(crate) assigned: u64,
+    /// A value that is known to be past.
+    pub(crate) reached: u64,
+    pub(crate) kind: LineKind,
+}
+
+#[derive(Debug)]
+pub(crate) enum LineKind {
+    Lane { device: u32, queue: Arc<dyn Queue> },
+    Task,
+}
+
+impl Line {
+    /// Whether a value is past, as far as is known without asking the device.
+    pub(crate) fn is_known_past(&self, value: u64) -> bool {
+        self.reached >= value
+    }
+
+    /// Whether a value is past; asks the device.
+    pub(crate) fn is_past(&mut self, value: u64) -> bool {
+        if self.reached < value {
+            self.reached = self.reached.max(self.semaphore.value());
+        }
+        self.reached >= value
+    }
+}
+
+impl Domain {
+    pub(crate) fn new(devices: Vec<Arc<dyn Device>>, config: RuntimeConfig) -> Result<Arc<Self>, OpenError> {
+        config.check()?;
+        if devices.is_empty() {
+            return Err(OpenError::InvalidConfig {
+                reason: "a runtime needs at least one device".to_owned(),
+            });
+        }
+        let devices: Vec<DeviceEntry> =
+            devices.into_iter().map(|device| DeviceEntry { id: device.info().id, device }).collect();
+        for (position, entry) in devices.iter().enumerate() {
+            if devices[..position].iter().any(|other| other.id == entry.id) {
+                return Err(OpenError::InvalidConfig { reason: format!("{} is there twice", entry.id) });
+            }
+        }
+        let mut lines = Vec::new();
+        for (number, entry) in (0..).zip(&devices) {
+            for _ in 0..config.lanes {
+                lines.push(Line::lane(number, entry.device.as_ref(), 0)?);
+            }
+        }
+        let state = State {
+            memories: Memories::default(),
+            lines,
+            free_tasks: Vec::new(),
+            in_flight: VecDeque::new(),
+            lost: FxHashSet::default(),
+            failed_lines: FxHashSet::default(),
+            next_run: 0,
+            turn: 0,
+            counts: Counts::default(),
+        };
+        Ok(Arc::new(Self {
+            devices,
+            config,
+            workers: Workers::new(config.workers),
+            state: Mutex::new(state),
+            changed: Condvar::new(),
+        }))
+    }
+
+    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
+        // Code of devices that runs under it does not panic, and ours leaves nothing half done.
+        self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// A device's position.
+    pub(crate) fn position(&self, device: DeviceId) -> Option<u32> {
+        let position = self.devices.iter().position(|entry| entry.id == device)?;
+        u32::try_from(position).ok()
+    }
+
+    /// The runtime's number of a view's memory, and where in it the view's buffer begins.
+    pub(crate) fn memory_of(&self, view: &BufferView, name: &str) -> Result<(u32, u64), RecordError> {
+        self.known(view.device(), name)?;
+        let found = self.state().memories.find(view.buffer());
+        found.map_err(|_| RecordError::Straddles { node: name.to_owned() })
+    }
+
+    /// A view as bytes of one of the runtime's memories.
+    pub(crate) fn bytes_of(&self, view: &BufferView, name: &str) -> Result<Bytes, RecordError> {
+        let (memory, base) = self.memory_of(view, name)?;
+        let start = base + view.offset();
+        Ok(Bytes { memory, range: start..start + view.size() })
+    }
+
+    fn known(&self, device: DeviceId, name: &str) -> Result<u32, RecordError> {
+        self.position(device).ok_or_else(|| RecordError::UnknownDevice { node: name.to_owned(), device })
+    }
+
+    /// Where a node runs that is no copy.
+    pub(crate) fn place(&self, desc: &NodeDesc<'_>) -> Result<NodePlace, RecordError> {
+        let name = desc.label();
+        let own = match &desc.work {
+            WorkDesc::Task(_, operands) => {
+                let hidden = operands.iter().find(|(view, _)| !view.buffer().kind().is_host_visible());
+                return match hidden {
+                    None => Ok(NodePlace::Host),
+                    Some((view, _)) => {
+                        Err(RecordError::NotHostVisible { node: name.to_owned(), device: view.device() })
+                    }
+                };
+            }
+            WorkDesc::Op(Op::Replay(_)) => {
+                return Err(RecordError::NotANode { node: name.to_owned(), what: "replay" });
+            }
+            WorkDesc::Op(Op::Launch(launch)) => Some(launch.kernel().device()),
+            WorkDesc::Captured(work) => Some(work.device()),
+            WorkDesc::Op(op) => {
+                let mut device = None;
+                op.for_each_access(|view, _| {
+                    device.get_or_insert(view.device());
+                });
+                device
+            }
+        };
+        // A kernel, and work that was captured, is where it is; fills and collectives can be said to be elsewhere.
+        let fixed = matches!(desc.work, WorkDesc::Op(Op::Launch(_)) | WorkDesc::Captured(_));
+        let device = if fixed { own } else { desc.device.or(own) };
+        let device = device.unwrap_or(self.devices[0].id);
+        Ok(NodePlace::Device { device: self.known(device, name)?, lane: desc.lane })
+    }
+
+    /// The device that can do a copy alone, if there is one.
+    pub(crate) fn copy_place(
+        &self,
+        desc: &NodeDesc<'_>,
+        region: CopyRegion<'_>,
+    ) -> Result<Option<NodePlace>, RecordError> {
+        let name = desc.label();
+        let (src, dst) = (region.src(), region.dst());
+        let candidates: SmallVec<[DeviceId; 2]> = match desc.device {
+            Some(device) => [device].into_iter().collect(),
+            // Whoever has the bytes pushes them: writes to a peer need no answer.
+            None => [src.device(), dst.device()].into_iter().collect(),
+        };
+        for (view, _) in [(src, ()), (dst, ())] {
+            self.known(view.device(), name)?;
+        }
+        for candidate in candidates {
+            let position = self.known(candidate, name)?;
+            let device = self.devices[position as usize].device.as_ref();
+            if reaches(device, src.device(), false) && reaches(device, dst.device(), true) {
+                return Ok(Some(NodePlace::Device { device: position, lane: desc.lane }));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Memory that the runtime has not given out yet.
+    pub(crate) fn check_budget(&self, device: DeviceId, size: u64) -> Result<(), AllocError> {
+        let Some(budget) = self.config.memory_budget else { return Ok(()) };
+        let live = self.state().memories.live_bytes();
+        if live.saturating_add(size) <= budget.0 {
+            return Ok(());
+        }
+        let available = warpweft_core_types::Bytes(budget.0.saturating_sub(live));
+        let requested = warpweft_core_types::Bytes(size);
+        Err(AllocError::OutOfMemory { device, requested, available, capacity: budget })
+    }
+}
+
+impl Drop for Domain {
+    fn drop(&mut self) {
+        self.workers.close();
+    }
+}
+
+/// Whether a device's queues read or write memory of another.
+pub(crate) fn reaches(device: &dyn Device, memory: DeviceId, writes: bool) -> bool {
+    if device.info().id == memory {
+        return true;
+    }
+    if device.info().id.backend != memory.backend {
+        return false;
+    }
+    device.peers().is_some_and(|peers| {
+        let access = peers.access(memory);
+        if writes { access.write } else { access.read }
+    })
+}
+
+impl Line {
+    /// A queue whose values go on from `value`.
+    pub(crate) fn lane(number: u32, device: &dyn Device, value: u64) -> Result<Self, OpenError> {
+        let queue = device.create_queue(&QueueDesc { capacity: QUEUE_CAPACITY })?;
+        let semaphore = device.create_semaphore(value)?;
+        let kind = LineKind::Lane { device: number, queue };
+        Ok(Self { semaphore, assigned: value, reached: value, kind })
+    }
+
+    /// A line for tasks of the host.
+    pub(crate) fn task(device: &dyn Device, value: u64) -> Result<Self, OpenError> {
+        let semaphore = device.create_semaphore(value)?;
+        Ok(Self { semaphore, assigned: value, reached: value, kind: LineKind::Task })
+    }
+}
+
+impl State {
+    pub(crate) fn line(&mut self, point: Point) -> &mut Line {
+        &mut self.lines[point.line as usize]
+    }
+}

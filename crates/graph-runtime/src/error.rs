@@ -1,0 +1,328 @@
+//! What can be refused, and how work ends badly.
+
+use std::{ops::Range, sync::Arc};
+
+use warpweft_core_types::{
+    AllocError, DeviceId, ErrorClass, Failure, GraphError, InteropError, OpenError, RangeError, SubmitError,
+};
+
+use crate::{node::NodeId, usage::Usage};
+
+/// Why a node could not be recorded.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RecordError {
+    /// The runtime was not made with this device.
+    #[error("node {node:?}: {device} is not one of the runtime's devices")]
+    UnknownDevice {
+        /// The node's name.
+        node: String,
+        /// The device.
+        device: DeviceId,
+    },
+    /// A range is no valid operand.
+    #[error("node {node:?}: {source}")]
+    Range {
+        /// The node's name.
+        node: String,
+        /// What is wrong.
+        source: RangeError,
+    },
+    /// Two buffers share a part of their memory, and neither holds the other.
+    #[error(
+        "node {node:?}: its buffer shares a part of another buffer's memory; use views of one buffer that holds both"
+    )]
+    Straddles {
+        /// The node's name.
+        node: String,
+    },
+    /// A usage was given for an operand that there is not, or that contradicts what the operation does.
+    #[error("node {node:?}: operand {operand} is {actual}, which cannot be used as {asked}")]
+    Usage {
+        /// The node's name.
+        node: String,
+        /// Position among the operation's buffers, from 0.
+        operand: usize,
+        /// What the operation does to it, or `missing`.
+        actual: String,
+        /// What was asked for.
+        asked: Usage,
+    },
+    /// The host's tasks reach memory that the host can address.
+    #[error(
+        "node {node:?}: a task of the host cannot reach memory of {device}; use host-visible memory, or copy"
+    )]
+    NotHostVisible {
+        /// The node's name.
+        node: String,
+        /// The memory's device.
+        device: DeviceId,
+    },
+    /// Work that is not a node, such as a replay of another graph.
+    #[error("node {node:?}: a {what} cannot be a node")]
+    NotANode {
+        /// The node's name.
+        node: String,
+        /// What it is.
+        what: &'static str,
+    },
+    /// Memory in between, for a copy that no device can do alone, could not be had.
+    #[error("node {node:?}: memory for the way over the host could not be had")]
+    Staging {
+        /// The node's name.
+        node: String,
+        /// Why.
+        source: AllocError,
+    },
+    /// The graph has as many nodes as it can.
+    #[error("a graph holds at most {limit} nodes")]
+    TooManyNodes {
+        /// As many as it can.
+        limit: usize,
+    },
+}
+
+/// Why a graph could not be prepared.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PrepareError {
+    /// There is nothing in it.
+    #[error("the graph has no nodes")]
+    Empty,
+    /// A device does not take a node.
+    #[error("node {node} ({name:?}): {source}")]
+    Node {
+        /// Which.
+        node: NodeId,
+        /// Its name.
+        name: String,
+        /// What the device says.
+        source: GraphError,
+    },
+    /// A device does not take a part of the graph.
+    #[error("{0}")]
+    Graph(#[source] GraphError),
+    /// There is no such node.
+    #[error("there is no node {node}; the graph has {node_count}")]
+    NoSuchNode {
+        /// The node asked for.
+        node: NodeId,
+        /// How many there are.
+        node_count: usize,
+    },
+    /// A node was to be given operands that it cannot have.
+    #[error(transparent)]
+    Record(#[from] RecordError),
+}
+
+/// Why work was not taken. Nothing of it runs then.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RunError {
+    /// There is no room, or something is in use, at this moment.
+    #[error("busy: {reason}")]
+    Busy {
+        /// What is in the way.
+        reason: BusyReason,
+    },
+    /// The node reads bytes that failed work was to write. Write all of them, or reset them.
+    #[error("{poison}")]
+    Poisoned {
+        /// Which bytes, and why.
+        poison: Poison,
+    },
+    /// A device did not take the work.
+    #[error("{0}")]
+    Submit(#[from] SubmitError),
+    /// A device did not make what the work needs.
+    #[error("{0}")]
+    Open(#[from] OpenError),
+    /// The node cannot be recorded.
+    #[error(transparent)]
+    Record(#[from] RecordError),
+    /// Another library's call, or its queue, was refused.
+    #[error("{0}")]
+    Interop(#[from] InteropError),
+}
+
+/// What is in the way.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum BusyReason {
+    /// All slots of the prepared graph are under way.
+    #[error("all {slots} slots of the graph are under way")]
+    Slots {
+        /// How many there are.
+        slots: usize,
+    },
+    /// The runtime has as much under way as it was made for.
+    #[error("{limit} submissions are under way, as many as the runtime takes")]
+    Capacity {
+        /// How many it takes.
+        limit: usize,
+    },
+    /// A device's queue is full.
+    #[error("a queue of {device} is full")]
+    Queue {
+        /// Whose.
+        device: DeviceId,
+    },
+    /// A guard holds bytes that the work uses.
+    #[error("a {holder} guard holds bytes {range:?} of a buffer")]
+    Leased {
+        /// `read` or `write`.
+        holder: &'static str,
+        /// Which bytes of its memory.
+        range: Range<u64>,
+    },
+    /// Bytes are in another library's hands.
+    #[error("bytes {range:?} of a buffer are handed to another library")]
+    HandedOff {
+        /// Which bytes of its memory.
+        range: Range<u64>,
+    },
+}
+
+/// Bytes that failed work was to write.
+#[derive(Debug, Clone, thiserror::Error)]
+#[error("bytes {range:?} of a buffer of {device} are not what they should be: {cause}")]
+pub struct Poison {
+    /// The memory's device.
+    pub device: DeviceId,
+    /// Which bytes of its memory.
+    pub range: Range<u64>,
+    /// What was to write them.
+    pub cause: Arc<NodeFailure>,
+}
+
+/// How a node failed, which may have been one of several.
+#[derive(Debug, thiserror::Error)]
+#[error("{nodes} failed on {place}: {source}", nodes = name_all(.nodes))]
+pub struct NodeFailure {
+    /// The node, or all of a segment where the device does not tell which.
+    pub nodes: Vec<FailedNode>,
+    /// The device's name, or `the host`.
+    pub place: String,
+    /// What it may have written, by memory of which device.
+    pub written: Vec<(DeviceId, Range<u64>)>,
+    /// What the device says.
+    pub source: Arc<Failure>,
+}
+
+/// A node that failed, or was not run because of one that did.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FailedNode {
+    /// Its position in its graph.
+    pub id: NodeId,
+    /// Its name.
+    pub name: String,
+}
+
+fn name_all(nodes: &[FailedNode]) -> String {
+    const SHOWN: usize = 3;
+    let names: Vec<String> =
+        nodes.iter().take(SHOWN).map(|node| format!("node {} ({:?})", node.id, node.name)).collect();
+    let more = nodes.len().saturating_sub(SHOWN);
+    let more = if more == 0 { String::new() } else { format!(" or one of {more} more") };
+    format!("{}{more}", names.join(" or "))
+}
+
+/// How a wait for a completion, or for memory, ended otherwise than well.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum CompletionError {
+    /// The deadline passed. The work goes on.
+    #[error("not complete by the deadline; the work goes on")]
+    Timeout,
+    /// It was cancelled, and what had begun has ended.
+    #[error("cancelled")]
+    Cancelled,
+    /// A node failed, and those that needed it did not run.
+    #[error("{0}")]
+    Failed(Arc<NodeFailure>),
+}
+
+/// Why the host cannot have bytes now.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum MapError {
+    /// The host cannot address them, or the range is wrong.
+    #[error(transparent)]
+    Range(#[from] RangeError),
+    /// Something holds them.
+    #[error("busy: {reason}")]
+    Busy {
+        /// What.
+        reason: BusyReason,
+    },
+    /// Work that uses them was not complete by the deadline, and goes on.
+    #[error("work that uses the bytes was not complete by the deadline")]
+    Timeout,
+    /// Failed work was to write them.
+    #[error("{poison}")]
+    Poisoned {
+        /// Which, and why.
+        poison: Poison,
+    },
+    /// The runtime was not made with the memory's device.
+    #[error(transparent)]
+    Record(#[from] RecordError),
+}
+
+impl RecordError {
+    /// How to react.
+    pub fn class(&self) -> ErrorClass {
+        match self {
+            Self::Staging { .. } | Self::TooManyNodes { .. } => ErrorClass::Exhausted,
+            _ => ErrorClass::Usage,
+        }
+    }
+}
+
+impl PrepareError {
+    /// How to react.
+    pub fn class(&self) -> ErrorClass {
+        match self {
+            Self::Empty | Self::NoSuchNode { .. } => ErrorClass::Usage,
+            Self::Node { source, .. } | Self::Graph(source) => source.class(),
+            Self::Record(error) => error.class(),
+        }
+    }
+}
+
+impl RunError {
+    /// How to react.
+    pub fn class(&self) -> ErrorClass {
+        match self {
+            Self::Busy { .. } => ErrorClass::Exhausted,
+            Self::Poisoned { poison } => poison.cause.source.class(),
+            Self::Submit(error) => error.class(),
+            Self::Open(error) => error.class(),
+            Self::Record(error) => error.class(),
+            Self::Interop(error) => error.class(),
+        }
+    }
+}
+
+impl CompletionError {
+    /// How to react.
+    pub fn class(&self) -> ErrorClass {
+        match self {
+            Self::Timeout | Self::Cancelled => ErrorClass::Transient,
+            Self::Failed(failure) => failure.source.class(),
+        }
+    }
+}
+
+impl MapError {
+    /// How to react.
+    pub fn class(&self) -> ErrorClass {
+        match self {
+            Self::Range(error) => error.class(),
+            Self::Busy { .. } => ErrorClass::Exhausted,
+            Self::Timeout => ErrorClass::Transient,
+            Self::Poisoned { poison } => poison.cause.source.class(),
+            Self::Record(error) => error.class(),
+        }
+    }
+}

@@ -1,0 +1,414 @@
+//! Graphs as they are recorded, and what was inferred from them.
+
+use std::{fmt, ops::Range, sync::Arc};
+
+use rustc_hash::FxHashMap;
+use serde::Serialize;
+use warpweft_core_types::{BufferView, CopyRegion, DeviceId, FillRegion, Launch, Op, RangeError};
+
+use crate::{
+    domain::Domain,
+    error::{PrepareError, RecordError},
+    exec::ExecutableGraph,
+    infer::{Inference, MAX_NODES, Use},
+    node::{NodeDesc, NodeId, Work, WorkDesc, own, usage_of},
+    order::Dag,
+    staging,
+    task::HostTask,
+    usage::Usage,
+};
+
+/// Operations in the order in which they would be right one by one.
+///
+/// Whatever runs later, on however many devices side by side, leaves the bytes that running them one by one in this
+/// order leaves. Nobody says who waits for whom: it follows from what each reads and writes.
+pub struct Graph {
+    pub(crate) domain: Arc<Domain>,
+    pub(crate) nodes: Vec<Node>,
+    pub(crate) uses: Vec<Use>,
+    pub(crate) inference: Inference,
+    pub(crate) memories: GraphMemories,
+}
+
+/// A recorded node.
+#[derive(Debug, Clone)]
+pub(crate) struct Node {
+    pub(crate) work: Work,
+    pub(crate) name: Option<Box<str>>,
+    pub(crate) place: NodePlace,
+    /// Its part of the graph's uses.
+    pub(crate) uses: Range<u32>,
+}
+
+/// Where a node runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum NodePlace {
+    /// On a device, by its position among the runtime's, in one of its lanes.
+    Device {
+        device: u32,
+        lane: u32,
+    },
+    Host,
+}
+
+/// The memories of a graph, each with its number among the runtime's.
+#[derive(Debug, Default)]
+pub(crate) struct GraphMemories {
+    by_buffer: FxHashMap<usize, (u32, u64)>,
+    /// The runtime's number of each.
+    pub(crate) global: Vec<u32>,
+    by_global: FxHashMap<u32, u32>,
+    /// A view of each, for names.
+    pub(crate) samples: Vec<BufferView>,
+}
+
+impl GraphMemories {
+    fn find(&mut self, domain: &Domain, view: &BufferView, name: &str) -> Result<(u32, u64), RecordError> {
+        let key = Arc::as_ptr(view.buffer()).addr();
+        if let Some(&known) = self.by_buffer.get(&key) {
+            return Ok(known);
+        }
+        let (global, base) = domain.memory_of(view, name)?;
+        let next = u32::try_from(self.global.len()).unwrap_or(u32::MAX);
+        let local = *self.by_global.entry(global).or_insert(next);
+        if local == next {
+            self.global.push(global);
+            self.samples.push(BufferView::whole(Arc::clone(view.buffer())));
+        }
+        self.by_buffer.insert(key, (local, base));
+        Ok((local, base))
+    }
+}
+
+impl Graph {
+    pub(crate) fn new(domain: &Arc<Domain>) -> Self {
+        Self {
+            domain: Arc::clone(domain),
+            nodes: Vec::new(),
+            uses: Vec::new(),
+            inference: Inference::default(),
+            memories: GraphMemories::default(),
+        }
+    }
+
+    /// Records a kernel.
+    ///
+    /// # Errors
+    ///
+    /// See [`RecordError`].
+    pub fn launch(&mut self, launch: Launch<'_>) -> Result<NodeId, RecordError> {
+        self.add(NodeDesc::launch(launch))
+    }
+
+    /// Records a copy of all of `src` to all of `dst`, wherever they are.
+    ///
+    /// Where no device reaches both, it goes over memory of the host, in as many nodes as that takes; the last one's
+    /// position comes back.
+    ///
+    /// # Errors
+    ///
+    /// See [`RecordError`].
+    pub fn copy(&mut self, src: &BufferView, dst: &BufferView) -> Result<NodeId, RecordError> {
+        let desc = NodeDesc::copy(src, dst).map_err(|source| range_error("copy", source))?;
+        self.add(desc)
+    }
+
+    /// Records a fill.
+    ///
+    /// # Errors
+    ///
+    /// See [`RecordError`].
+    pub fn fill(&mut self, region: FillRegion<'_>) -> Result<NodeId, RecordError> {
+        self.add(NodeDesc::fill(region))
+    }
+
+    /// Records a task of the host.
+    ///
+    /// # Errors
+    ///
+    /// See [`RecordError`].
+    pub fn task(&mut self, task: &HostTask, operands: &[(BufferView, Usage)]) -> Result<NodeId, RecordError> {
+        self.add(NodeDesc::task(task, operands))
+    }
+
+    /// Records any node.
+    ///
+    /// # Errors
+    ///
+    /// See [`RecordError`]; the graph is as it was then.
+    pub fn add(&mut self, desc: NodeDesc<'_>) -> Result<NodeId, RecordError> {
+        if self.nodes.len() >= MAX_NODES {
+            return Err(RecordError::TooManyNodes { limit: MAX_NODES });
+        }
+        match &desc.work {
+            WorkDesc::Op(Op::Copy(region)) => self.add_copy(&desc, *region),
+            _ => {
+                let place = self.domain.place(&desc)?;
+                self.push(&desc, place)
+            }
+        }
+    }
+
+    fn add_copy(&mut self, desc: &NodeDesc<'_>, region: CopyRegion<'_>) -> Result<NodeId, RecordError> {
+        if let Some(place) = self.domain.copy_place(desc, region)? {
+            return self.push(desc, place);
+        }
+        // Checked before anything of it is recorded.
+        for view in [region.src(), region.dst()] {
+            self.memories.find(&self.domain, view, desc.label())?;
+        }
+        let hops = staging::hops(&self.domain, desc.label(), region)?;
+        let mut last = None;
+        for hop in &hops {
+            last = Some(hop.record(self, desc)?);
+        }
+        last.ok_or_else(|| range_error(desc.label(), RangeError::ZeroSize))
+    }
+
+    /// Records a node at a place that was found for it.
+    pub(crate) fn push(&mut self, desc: &NodeDesc<'_>, place: NodePlace) -> Result<NodeId, RecordError> {
+        let name = desc.label();
+        let first = self.uses.len();
+        let work = own(&desc.work, &desc.usages);
+        if let Err(error) = self.note_uses(&work, desc, name) {
+            self.uses.truncate(first);
+            return Err(error);
+        }
+        self.inference.add(&self.uses[first..]);
+        let id = NodeId(u32::try_from(self.nodes.len()).unwrap_or(u32::MAX));
+        // 2^32 uses are 128 GiB of them.
+        let range =
+            u32::try_from(first).unwrap_or(u32::MAX)..u32::try_from(self.uses.len()).unwrap_or(u32::MAX);
+        self.nodes.push(Node { work, name: desc.name.map(Into::into), place, uses: range });
+        Ok(id)
+    }
+
+    fn note_uses(&mut self, work: &Work, desc: &NodeDesc<'_>, name: &str) -> Result<(), RecordError> {
+        let Self { memories, domain, uses, .. } = self;
+        let mut outcome = Ok(());
+        let mut operand = 0;
+        work.for_each_operand(&mut |view, usage| {
+            if outcome.is_err() {
+                return;
+            }
+            outcome = usage_of(desc, operand, usage).and_then(|usage| {
+                let (memory, base) = memories.find(domain, view, name)?;
+                let range = base + view.offset()..base + view.offset() + view.size();
+                uses.push(Use { memory, range, usage });
+                Ok(())
+            });
+            operand += 1;
+        });
+        outcome?;
+        match desc.usages.iter().find(|(asked, _)| *asked >= operand) {
+            Some(&(operand, asked)) => Err(RecordError::Usage {
+                node: name.to_owned(),
+                operand,
+                actual: "missing".to_owned(),
+                asked,
+            }),
+            None => Ok(()),
+        }
+    }
+
+    /// How many nodes there are.
+    pub fn len(&self) -> usize {
+        self.nodes.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.nodes.is_empty()
+    }
+
+    /// The nodes' positions, in order.
+    pub fn ids(&self) -> impl Iterator<Item = NodeId> + use<> {
+        (0..self.inference.len()).map(NodeId)
+    }
+
+    /// How many edges were inferred.
+    pub fn edge_count(&self) -> usize {
+        self.dag().edge_count()
+    }
+
+    /// The nodes that come directly before `node`, in rising order.
+    pub fn predecessors(&self, node: NodeId) -> Vec<NodeId> {
+        if node.index() >= self.nodes.len() {
+            return Vec::new();
+        }
+        let mut open = self.inference.edges(node.0).to_vec();
+        let mut found = Vec::new();
+        while let Some(step) = open.pop() {
+            match (step.as_node(), step.as_join()) {
+                (Some(node), _) => found.push(NodeId(node)),
+                (_, Some(join)) => open.extend(&self.inference.joins()[join as usize].after),
+                _ => {}
+            }
+        }
+        found.sort_unstable();
+        found.dedup();
+        found
+    }
+
+    /// Why `later` waits for `earlier`: the chain of nodes between them with the bytes that each link is about. Empty if
+    /// it does not wait.
+    pub fn why(&self, earlier: NodeId, later: NodeId) -> Vec<Reason> {
+        if earlier >= later || later.index() >= self.nodes.len() {
+            return Vec::new();
+        }
+        if let Some(reason) = self.conflict(earlier, later) {
+            return vec![reason];
+        }
+        self.chain(earlier, later)
+    }
+
+    /// The shortest chain of edges between two nodes.
+    fn chain(&self, earlier: NodeId, later: NodeId) -> Vec<Reason> {
+        let mut behind: FxHashMap<NodeId, NodeId> = FxHashMap::default();
+        let mut open = std::collections::VecDeque::from([later]);
+        while let Some(node) = open.pop_front() {
+            if node == earlier {
+                let chain = std::iter::successors(Some(node), |node| behind.get(node).copied());
+                let chain: Vec<NodeId> = chain.collect();
+                return chain.windows(2).filter_map(|pair| self.conflict(pair[0], pair[1])).collect();
+            }
+            for before in self.predecessors(node).into_iter().filter(|&before| before >= earlier) {
+                behind.entry(before).or_insert_with(|| {
+                    open.push_back(before);
+                    node
+                });
+            }
+        }
+        Vec::new()
+    }
+
+    fn conflict(&self, earlier: NodeId, later: NodeId) -> Option<Reason> {
+        self.uses_of(earlier).iter().find_map(|one| {
+            self.uses_of(later).iter().find_map(|other| {
+                let start = one.range.start.max(other.range.start);
+                let end = one.range.end.min(other.range.end);
+                let conflicts =
+                    one.memory == other.memory && start < end && one.usage.conflicts_with(other.usage);
+                conflicts.then(|| Reason {
+                    earlier,
+                    later,
+                    buffer: one.memory as usize,
+                    range: start..end,
+                    hazard: Hazard::of(one.usage, other.usage),
+                })
+            })
+        })
+    }
+
+    /// The longest way through the graph, where a node takes as long as `cost` says.
+    pub fn critical_path(&self, cost: impl Fn(NodeId) -> u64) -> Vec<NodeId> {
+        let dag = self.dag();
+        let node = |position: u32| dag.steps[position as usize].map(NodeId);
+        let path = dag.critical_path(|position| node(position).map_or(0, &cost));
+        path.into_iter().filter_map(node).collect()
+    }
+
+    /// What a node is called.
+    pub fn name(&self, node: NodeId) -> Option<&str> {
+        self.nodes.get(node.index()).map(Node::label)
+    }
+
+    /// The device a node runs on; none for tasks of the host.
+    pub fn device(&self, node: NodeId) -> Option<DeviceId> {
+        match self.nodes.get(node.index())?.place {
+            NodePlace::Device { device, .. } => Some(self.domain.devices[device as usize].id),
+            NodePlace::Host => None,
+        }
+    }
+
+    /// Has devices prepare it, so that it can be submitted again and again.
+    ///
+    /// # Errors
+    ///
+    /// See [`PrepareError`].
+    pub fn prepare(self) -> Result<ExecutableGraph, PrepareError> {
+        ExecutableGraph::new(self)
+    }
+
+    pub(crate) fn uses_of(&self, node: NodeId) -> &[Use] {
+        let uses = &self.nodes[node.index()].uses;
+        &self.uses[uses.start as usize..uses.end as usize]
+    }
+
+    pub(crate) fn dag(&self) -> Dag {
+        Dag::new(&self.inference, |node| self.uses_of(NodeId(node)))
+    }
+}
+
+impl fmt::Debug for Graph {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Graph({} nodes)", self.nodes.len())
+    }
+}
+
+impl Node {
+    pub(crate) fn label(&self) -> &str {
+        match (&self.name, &self.work) {
+            (Some(name), _) => name,
+            (None, work) => work.label(),
+        }
+    }
+}
+
+/// Why one node comes after another: bytes that both use.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Reason {
+    /// The node that comes first.
+    pub earlier: NodeId,
+    /// The node that waits for it.
+    pub later: NodeId,
+    /// The buffer, by its position among the graph's, in the order in which nodes came to use them.
+    pub buffer: usize,
+    /// Which of its bytes, the first ones that both use.
+    pub range: Range<u64>,
+    /// How they depend on each other.
+    pub hazard: Hazard,
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { earlier, later, buffer, range, hazard } = self;
+        write!(f, "node {later} comes after node {earlier}: {hazard} of bytes {range:?} of buffer {buffer}")
+    }
+}
+
+/// How two uses of the same bytes depend on each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Hazard {
+    /// The later one reads what the earlier one writes.
+    ReadAfterWrite,
+    /// The later one writes what the earlier one reads.
+    WriteAfterRead,
+    /// Both write.
+    WriteAfterWrite,
+}
+
+impl Hazard {
+    const fn of(earlier: Usage, later: Usage) -> Self {
+        match (earlier.writes(), later.reads()) {
+            (true, true) => Self::ReadAfterWrite,
+            (true, false) => Self::WriteAfterWrite,
+            (false, _) => Self::WriteAfterRead,
+        }
+    }
+}
+
+impl fmt::Display for Hazard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::ReadAfterWrite => "read after write",
+            Self::WriteAfterRead => "write after read",
+            Self::WriteAfterWrite => "write after write",
+        })
+    }
+}
+
+pub(crate) fn range_error(node: &str, source: RangeError) -> RecordError {
+    RecordError::Range { node: node.to_owned(), source }
+}

@@ -1,0 +1,256 @@
+//! The memories that a runtime has seen, and what becomes of them.
+
+use std::{
+    collections::BTreeMap,
+    ops::Range,
+    sync::{Arc, Weak},
+};
+
+use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
+use warpweft_core_types::{Buffer, BufferView, DeviceId};
+
+use crate::{
+    error::{BusyReason, NodeFailure, Poison},
+    ranges::{Order, RangeMap, User},
+    usage::Usage,
+};
+
+/// A moment in a line of work: it is past when the line has come to `value`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Point {
+    /// Position among the runtime's lines.
+    pub(crate) line: u32,
+    pub(crate) value: u64,
+}
+
+impl User for Point {
+    const HAS_LINES: bool = true;
+
+    fn is_behind(self, earlier: Self) -> bool {
+        self.line == earlier.line && self.value >= earlier.value
+    }
+}
+
+/// For uses whose order is known already.
+pub(crate) struct Unordered;
+
+impl Order<Point> for Unordered {
+    fn after(&mut self, _earlier: Point) {}
+
+    fn join(&mut self, _members: &[Point]) -> Option<Point> {
+        // There are as many as there are lines, which are few.
+        None
+    }
+}
+
+/// A range of one of the runtime's memories.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Bytes {
+    pub(crate) memory: u32,
+    pub(crate) range: Range<u64>,
+}
+
+/// One memory, whatever buffers stand for it.
+#[derive(Debug)]
+pub(crate) struct Memory {
+    pub(crate) device: DeviceId,
+    pub(crate) users: RangeMap<Point>,
+    poisoned: Vec<(Range<u64>, Arc<NodeFailure>)>,
+    leases: Vec<Lease>,
+    /// Where it is, and the buffers it was seen as.
+    space: usize,
+    start: u64,
+    size: u64,
+    buffers: SmallVec<[(usize, Weak<dyn Buffer>); 1]>,
+}
+
+/// Bytes that the host, or another library, has for itself.
+#[derive(Debug)]
+struct Lease {
+    id: u64,
+    range: Range<u64>,
+    kind: LeaseKind,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum LeaseKind {
+    Read,
+    Write,
+    HandOff,
+}
+
+/// All memories of a runtime, by the buffers and the addresses they were seen at.
+#[derive(Debug, Default)]
+pub(crate) struct Memories {
+    list: Vec<Option<Memory>>,
+    free: Vec<u32>,
+    by_buffer: FxHashMap<usize, (u32, u64)>,
+    /// By space and first byte: the end, and the memory.
+    by_place: BTreeMap<(usize, u64), (u64, u32)>,
+    /// How many there were when they were last swept.
+    swept_at: usize,
+    next_lease: u64,
+}
+
+/// Two buffers share a part of their memory, and neither holds the other.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Straddles;
+
+impl Memories {
+    /// The memory that a buffer stands for, and where in it the buffer begins.
+    pub(crate) fn find(&mut self, buffer: &Arc<dyn Buffer>) -> Result<(u32, u64), Straddles> {
+        let key = Arc::as_ptr(buffer).addr();
+        // A weak handle of each keeps its address from being another buffer's.
+        match self.by_buffer.get(&key) {
+            Some(&known) => Ok(known),
+            None => self.register(key, buffer),
+        }
+    }
+
+    fn register(&mut self, key: usize, buffer: &Arc<dyn Buffer>) -> Result<(u32, u64), Straddles> {
+        if self.by_buffer.len() >= 2 * self.swept_at.max(32) {
+            self.sweep();
+        }
+        let place = BufferView::whole(Arc::clone(buffer)).place();
+        let (space, bytes) = (place.space(), place.bytes().clone());
+        if self.overlapping(space, &bytes).is_some() {
+            // It may be the address of something that is gone.
+            self.sweep();
+        }
+        let (index, base) = match self.overlapping(space, &bytes) {
+            None => (self.insert(space, bytes, buffer.device()), 0),
+            Some((start, end, index)) if start <= bytes.start && bytes.end <= end => {
+                (index, bytes.start - start)
+            }
+            Some(_) => return Err(Straddles),
+        };
+        self.at(index).buffers.push((key, Arc::downgrade(buffer)));
+        self.by_buffer.insert(key, (index, base));
+        Ok((index, base))
+    }
+
+    fn overlapping(&self, space: usize, bytes: &Range<u64>) -> Option<(u64, u64, u32)> {
+        let before = self.by_place.range(..(space, bytes.end)).next_back();
+        let (&(found, start), &(end, index)) = before?;
+        (found == space && end > bytes.start).then_some((start, end, index))
+    }
+
+    fn insert(&mut self, space: usize, bytes: Range<u64>, device: DeviceId) -> u32 {
+        let memory = Memory {
+            device,
+            users: RangeMap::default(),
+            poisoned: Vec::new(),
+            leases: Vec::new(),
+            space,
+            start: bytes.start,
+            size: bytes.end - bytes.start,
+            buffers: SmallVec::new(),
+        };
+        let index = self.free.pop().unwrap_or_else(|| {
+            self.list.push(None);
+            u32::try_from(self.list.len() - 1).unwrap_or(u32::MAX)
+        });
+        self.list[index as usize] = Some(memory);
+        self.by_place.insert((space, bytes.start), (bytes.end, index));
+        index
+    }
+
+    /// Forgets memories whose buffers are all gone. Work under way holds its buffers, so nothing uses those.
+    fn sweep(&mut self) {
+        for (index, entry) in (0..).zip(&mut self.list) {
+            let Some(memory) = entry else { continue };
+            memory.buffers.retain(|(key, buffer)| {
+                let alive = buffer.strong_count() > 0;
+                if !alive {
+                    self.by_buffer.remove(key);
+                }
+                alive
+            });
+            if memory.buffers.is_empty() {
+                self.by_place.remove(&(memory.space, memory.start));
+                *entry = None;
+                self.free.push(index);
+            }
+        }
+        self.swept_at = self.by_buffer.len();
+    }
+
+    /// A memory that something holds a buffer of.
+    pub(crate) fn at(&mut self, index: u32) -> &mut Memory {
+        self.list[index as usize]
+            .as_mut()
+            .expect("whoever has the position holds a buffer, so it was not swept")
+    }
+
+    pub(crate) fn all(&mut self) -> impl Iterator<Item = &mut Memory> {
+        self.list.iter_mut().flatten()
+    }
+
+    /// Bytes of buffers that are alive, each memory once.
+    pub(crate) fn live_bytes(&self) -> u64 {
+        let alive = |memory: &&Memory| memory.buffers.iter().any(|(_, buffer)| buffer.strong_count() > 0);
+        self.list.iter().flatten().filter(alive).map(Memory::size).sum()
+    }
+
+    /// Lends bytes to the host or another library.
+    pub(crate) fn lease(&mut self, bytes: &Bytes, kind: LeaseKind) -> u64 {
+        self.next_lease += 1;
+        let lease = Lease { id: self.next_lease, range: bytes.range.clone(), kind };
+        self.at(bytes.memory).leases.push(lease);
+        self.next_lease
+    }
+}
+
+impl Memory {
+    /// In bytes.
+    pub(crate) const fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// What holds bytes that somebody would use so.
+    pub(crate) fn holder(&self, range: &Range<u64>, usage: Usage) -> Option<BusyReason> {
+        let lease = self.leases.iter().find(|lease| {
+            overlap(&lease.range, range) && (usage.writes() || lease.kind != LeaseKind::Read)
+        })?;
+        let range = lease.range.clone();
+        Some(match lease.kind {
+            LeaseKind::Read => BusyReason::Leased { holder: "read", range },
+            LeaseKind::Write => BusyReason::Leased { holder: "write", range },
+            LeaseKind::HandOff => BusyReason::HandedOff { range },
+        })
+    }
+
+    pub(crate) fn end_lease(&mut self, id: u64) {
+        self.leases.retain(|lease| lease.id != id);
+    }
+
+    /// The first poisoned bytes of a range.
+    pub(crate) fn poison_in(&self, range: &Range<u64>) -> Option<Poison> {
+        let (range, cause) = self.poisoned.iter().find(|(poisoned, _)| overlap(poisoned, range))?;
+        Some(Poison { device: self.device, range: range.clone(), cause: Arc::clone(cause) })
+    }
+
+    pub(crate) fn poison(&mut self, range: Range<u64>, cause: &Arc<NodeFailure>) {
+        self.heal(&range);
+        self.poisoned.push((range, Arc::clone(cause)));
+    }
+
+    /// All of a range is written anew.
+    pub(crate) fn heal(&mut self, range: &Range<u64>) {
+        if self.poisoned.is_empty() {
+            return;
+        }
+        let rest = |(poisoned, cause): (Range<u64>, Arc<NodeFailure>)| {
+            let left = poisoned.start..poisoned.end.min(range.start);
+            let right = poisoned.start.max(range.end)..poisoned.end;
+            [(left, Arc::clone(&cause)), (right, cause)]
+        };
+        let healed = std::mem::take(&mut self.poisoned).into_iter().flat_map(rest);
+        self.poisoned = healed.filter(|(range, _)| !range.is_empty()).collect();
+    }
+}
+
+fn overlap(one: &Range<u64>, other: &Range<u64>) -> bool {
+    one.start < other.end && other.start < one.end
+}

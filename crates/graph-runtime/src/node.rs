@@ -1,0 +1,215 @@
+//! What a node does, as it is recorded.
+
+use std::{fmt, sync::Arc};
+
+use serde::Serialize;
+use smallvec::SmallVec;
+use warpweft_core_types::{
+    BufferView, CapturedWork, CopyRegion, DeviceId, FillRegion, GraphOp, Launch, Op, OwnedOp, RangeError,
+};
+
+use crate::{
+    error::RecordError,
+    task::{HostTask, TaskContext, TaskError},
+    usage::Usage,
+};
+
+/// A node's position in its graph, from 0, in the order of recording.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(transparent)]
+pub struct NodeId(pub(crate) u32);
+
+impl NodeId {
+    /// The position.
+    pub const fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+impl fmt::Display for NodeId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// A node to record, or work to run at once: what to do, and what it is called.
+#[derive(Debug, Clone)]
+#[must_use = "a description does nothing until it is recorded or run"]
+pub struct NodeDesc<'a> {
+    pub(crate) work: WorkDesc<'a>,
+    pub(crate) name: Option<&'a str>,
+    pub(crate) device: Option<DeviceId>,
+    pub(crate) lane: u32,
+    pub(crate) usages: SmallVec<[(usize, Usage); 2]>,
+}
+
+#[derive(Debug, Clone)]
+pub(crate) enum WorkDesc<'a> {
+    Op(Op<'a>),
+    Captured(&'a Arc<dyn CapturedWork>),
+    Task(&'a HostTask, &'a [(BufferView, Usage)]),
+}
+
+impl<'a> NodeDesc<'a> {
+    fn new(work: WorkDesc<'a>) -> Self {
+        Self { work, name: None, device: None, lane: 0, usages: SmallVec::new() }
+    }
+
+    /// Runs a kernel, on the kernel's device. What it does to its buffers stands in its contract.
+    pub fn launch(launch: Launch<'a>) -> Self {
+        Self::new(WorkDesc::Op(Op::Launch(launch)))
+    }
+
+    /// Copies all of `src` to all of `dst`, wherever they are.
+    ///
+    /// # Errors
+    ///
+    /// [`RangeError::LengthMismatch`] or [`RangeError::Overlap`].
+    pub fn copy(src: &'a BufferView, dst: &'a BufferView) -> Result<Self, RangeError> {
+        Ok(Self::new(WorkDesc::Op(Op::Copy(CopyRegion::new(src, dst)?))))
+    }
+
+    /// Repeats a pattern.
+    pub fn fill(region: FillRegion<'a>) -> Self {
+        Self::new(WorkDesc::Op(Op::Fill(region)))
+    }
+
+    /// Carries out an operation of the seam, such as a collective. A replay cannot be a node.
+    pub fn op(op: Op<'a>) -> Self {
+        Self::new(WorkDesc::Op(op))
+    }
+
+    /// Work of another library, see [`Interop::capture`](warpweft_core_types::Interop::capture).
+    pub fn captured(work: &'a Arc<dyn CapturedWork>) -> Self {
+        Self::new(WorkDesc::Captured(work))
+    }
+
+    /// Runs a function on a processor of the host, which uses host-visible memory so.
+    pub fn task(task: &'a HostTask, operands: &'a [(BufferView, Usage)]) -> Self {
+        Self::new(WorkDesc::Task(task, operands))
+    }
+
+    /// The same under a name, for errors, pictures and traces; without one it goes by its kernel or its kind.
+    pub const fn named(mut self, name: &'a str) -> Self {
+        self.name = Some(name);
+        self
+    }
+
+    /// The same, carried out by this device. Kernels run where they were loaded; copies choose one of the two devices
+    /// by themselves.
+    pub const fn on(mut self, device: DeviceId) -> Self {
+        self.device = Some(device);
+        self
+    }
+
+    /// The same in a line of its own on its device: nodes of different lanes go to the device in different
+    /// submissions. Bytes are ordered across lanes as everywhere. Lane 0 is where all nodes are that say nothing.
+    pub const fn in_lane(mut self, lane: u32) -> Self {
+        self.lane = lane;
+        self
+    }
+
+    /// The same, where buffer `operand` (counted among buffers alone, from 0) is used in a way that the operation by
+    /// itself does not say: [`Usage::Reduce`] for a kernel that adds by atomic operations, [`Usage::Commutative`] for one
+    /// whose turn does not matter.
+    pub fn using(mut self, operand: usize, usage: Usage) -> Self {
+        self.usages.push((operand, usage));
+        self
+    }
+
+    pub(crate) fn label(&self) -> &'a str {
+        match (&self.name, &self.work) {
+            (Some(name), _) => name,
+            (None, WorkDesc::Op(Op::Launch(launch))) => &launch.kernel().contract().name,
+            (None, WorkDesc::Op(op)) => op.name(),
+            (None, WorkDesc::Captured(_)) => "captured work",
+            (None, WorkDesc::Task(..)) => "task",
+        }
+    }
+}
+
+/// What a recorded node does.
+#[derive(Debug, Clone)]
+pub(crate) enum Work {
+    Op(OwnedOp),
+    Captured(Arc<dyn CapturedWork>),
+    Task(OwnedTask),
+}
+
+/// A task with its views.
+#[derive(Debug, Clone)]
+pub(crate) struct OwnedTask {
+    pub(crate) task: HostTask,
+    pub(crate) operands: Arc<[(BufferView, Usage)]>,
+}
+
+impl OwnedTask {
+    pub(crate) fn call(&self) -> Result<(), TaskError> {
+        self.task.call(&TaskContext::new(&self.operands))
+    }
+}
+
+impl Work {
+    /// The same as a node of a device's graph; none for tasks of the host.
+    pub(crate) fn as_graph_op(&self) -> Option<GraphOp> {
+        match self {
+            Self::Op(op) => Some(GraphOp::Op(op.clone())),
+            Self::Captured(work) => Some(GraphOp::Captured(Arc::clone(work))),
+            Self::Task(_) => None,
+        }
+    }
+
+    /// What it is called unless it is said otherwise.
+    pub(crate) fn label(&self) -> &str {
+        match self {
+            Self::Op(op) => op.label(),
+            _ => self.kind(),
+        }
+    }
+
+    pub(crate) fn kind(&self) -> &'static str {
+        match self {
+            Self::Op(op) => op.name(),
+            Self::Captured(_) => "captured work",
+            Self::Task(_) => "task",
+        }
+    }
+
+    /// Everything it touches, in the order of its operands.
+    pub(crate) fn for_each_operand<'a>(&'a self, visit: &mut dyn FnMut(&'a BufferView, Usage)) {
+        match self {
+            Self::Op(op) => op.for_each_access(&mut |view, access| visit(view, access.into())),
+            Self::Captured(work) => {
+                work.accesses().iter().for_each(|(view, access)| visit(view, (*access).into()));
+            }
+            Self::Task(task) => task.operands.iter().for_each(|(view, usage)| visit(view, *usage)),
+        }
+    }
+}
+
+/// Keeps what a description borrows.
+pub(crate) fn own(work: &WorkDesc<'_>, usages: &SmallVec<[(usize, Usage); 2]>) -> Work {
+    match work {
+        WorkDesc::Op(op) => Work::Op(OwnedOp::from(op)),
+        WorkDesc::Captured(work) => Work::Captured(Arc::clone(work)),
+        WorkDesc::Task(task, operands) => {
+            let mut operands: Vec<_> = operands.to_vec();
+            for (index, usage) in usages {
+                if let Some((_, known)) = operands.get_mut(*index) {
+                    *known = *usage;
+                }
+            }
+            Work::Task(OwnedTask { task: (*task).clone(), operands: operands.into() })
+        }
+    }
+}
+
+/// What a node does to an operand: what the operation says, or what it was said to do instead.
+pub(crate) fn usage_of(desc: &NodeDesc<'_>, operand: usize, usage: Usage) -> Result<Usage, RecordError> {
+    let Some(&(_, asked)) = desc.usages.iter().find(|(index, _)| *index == operand) else { return Ok(usage) };
+    // Whoever only reads may be ordered like a reader alone, and nobody becomes a reader who writes.
+    if usage.writes() == asked.writes() {
+        return Ok(asked);
+    }
+    Err(RecordError::Usage { node: desc.label().to_owned(), operand, actual: usage.to_string(), asked })
+}

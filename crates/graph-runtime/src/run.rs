@@ -1,0 +1,126 @@
+//! Submissions under way.
+
+use std::{sync::Arc, time::Instant};
+
+use smallvec::SmallVec;
+use warpweft_core_types::{Semaphore, SemaphorePoint};
+
+use crate::{
+    error::{CompletionError, NodeFailure},
+    memory::Point,
+    plan::{Plan, SlotWork},
+    sync::{AtomicBool, Mutex, MutexGuard, Ordering},
+};
+
+/// One submission of a prepared graph, or of a single operation.
+#[derive(Debug)]
+pub(crate) struct Run {
+    pub(crate) id: u64,
+    pub(crate) plan: Arc<Plan>,
+    pub(crate) work: SlotWork,
+    pub(crate) submitted: Instant,
+    pub(crate) cancelled: Arc<AtomicBool>,
+    state: Mutex<RunState>,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct RunState {
+    pub(crate) segments: SmallVec<[RunSegment; 1]>,
+    /// Why its later segments were not taken, if they were not.
+    pub(crate) broken: Option<Arc<NodeFailure>>,
+    pub(crate) outcome: Option<Result<(), CompletionError>>,
+}
+
+/// A segment that was handed over.
+#[derive(Debug, Clone)]
+pub(crate) struct RunSegment {
+    pub(crate) point: Point,
+    pub(crate) semaphore: Arc<dyn Semaphore>,
+    /// What it waits for, its own line left out.
+    pub(crate) after: SmallVec<[Point; 4]>,
+    pub(crate) status: Status,
+}
+
+#[derive(Debug, Clone)]
+pub(crate) enum Status {
+    UnderWay,
+    Done,
+    Failed(Arc<NodeFailure>),
+}
+
+impl Run {
+    pub(crate) fn new(id: u64, plan: &Arc<Plan>, work: &SlotWork) -> Self {
+        Self {
+            id,
+            plan: Arc::clone(plan),
+            work: Arc::clone(work),
+            submitted: Instant::now(),
+            cancelled: Arc::default(),
+            state: Mutex::default(),
+        }
+    }
+
+    /// Locked after the domain, never before it.
+    pub(crate) fn state(&self) -> MutexGuard<'_, RunState> {
+        // Only this crate's own code runs under the lock.
+        self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// How it ended, if that is known; asks no device.
+    pub(crate) fn outcome(&self) -> Option<Result<(), CompletionError>> {
+        self.state().outcome.clone()
+    }
+
+    /// Whether all of it has ended well, or its end is known already.
+    pub(crate) fn look(&self) -> Look {
+        let mut state = self.state();
+        if state.outcome.is_some() {
+            return Look::Ended;
+        }
+        let mut waits = false;
+        for segment in &mut state.segments {
+            if !matches!(segment.status, Status::UnderWay) {
+                continue;
+            }
+            match segment.semaphore.poll(segment.point.value) {
+                Ok(true) => segment.status = Status::Done,
+                Ok(false) => waits = true,
+                Err(_) => return Look::Failing,
+            }
+        }
+        if waits {
+            return Look::UnderWay;
+        }
+        if state.segments.iter().any(|segment| matches!(segment.status, Status::Failed(_))) {
+            return Look::Failing;
+        }
+        let broken = state.broken.clone();
+        state.outcome = Some(broken.map_or(Ok(()), |cause| Err(CompletionError::Failed(cause))));
+        Look::Ended
+    }
+
+    /// A point that is not past, to wait for.
+    pub(crate) fn next_point(&self) -> Option<SemaphorePoint> {
+        let state = self.state();
+        let open = state.segments.iter().find(|segment| matches!(segment.status, Status::UnderWay))?;
+        Some(SemaphorePoint::new(&open.semaphore, open.point.value))
+    }
+
+    /// What has not begun shall not, as far as that can still be had.
+    pub(crate) fn cancel(&self) {
+        // A rank of a collective that does not come leaves the others waiting.
+        if !self.plan.has_collective {
+            // Release: a task that sees it sees what was done before.
+            self.cancelled.store(true, Ordering::Release);
+        }
+    }
+}
+
+/// What a look at a run finds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Look {
+    UnderWay,
+    /// Something has failed, and who it concerns has not been settled.
+    Failing,
+    Ended,
+}

@@ -1,0 +1,357 @@
+//! The domain as programs hold it.
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use smallvec::SmallVec;
+use warpweft_core_types::{
+    AllocError, BufferDesc, BufferView, CopyRegion, Deadline, Device, DeviceId, FillRegion, HostMemory,
+    Launch, MemoryKind, Op, OpenError, RangeError,
+};
+
+use crate::{
+    completion::Completion,
+    config::RuntimeConfig,
+    domain::{Domain, State},
+    error::{MapError, RecordError, RunError},
+    graph::{Graph, NodePlace, range_error},
+    guard::{ReadGuard, WriteGuard},
+    memory::Bytes,
+    node::{NodeDesc, NodeId, Work, WorkDesc, own, usage_of},
+    plan::{Plan, PlannedNode, PlannedSegment, SegmentWork, merged},
+    statistics::Statistics,
+    sync::MutexGuard,
+    task::HostTask,
+    usage::Usage,
+};
+
+/// One allocation and dependency domain over devices of any backends.
+///
+/// Everything that is recorded in its graphs or run at once is ordered by the bytes that it uses, across devices, lanes,
+/// graphs, and the host's own reads and writes. Clones stand for the same domain.
+///
+/// Buffers of the domain's devices may be used wherever they were allocated; what other libraries do to them, or work
+/// that was put in queues directly, is not seen.
+#[derive(Clone)]
+pub struct Runtime {
+    pub(crate) domain: Arc<Domain>,
+}
+
+/// Where memory is to be.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum MemoryPlacement {
+    /// A device's own memory.
+    Device(DeviceId),
+    /// Memory of the host that the device reaches too.
+    HostVisible(DeviceId),
+    /// The same, for bytes that the host writes once and never reads.
+    Upload(DeviceId),
+    /// One memory of the host that all of these devices reach, without copies.
+    Shared(Vec<DeviceId>),
+}
+
+/// Memory that was allocated in a domain, as each of its devices sees it.
+#[derive(Debug, Clone)]
+pub struct Buffer {
+    views: SmallVec<[BufferView; 1]>,
+}
+
+impl Buffer {
+    /// All of it, as the first device of its placement sees it.
+    pub fn view(&self) -> &BufferView {
+        &self.views[0]
+    }
+
+    /// All of it, as a device of its placement sees it.
+    pub fn on(&self, device: DeviceId) -> Option<&BufferView> {
+        self.views.iter().find(|view| view.device() == device)
+    }
+
+    /// Its length in bytes.
+    pub fn size(&self) -> u64 {
+        self.view().size()
+    }
+
+    /// Bytes of it, as the first device of its placement sees them.
+    ///
+    /// # Errors
+    ///
+    /// See [`BufferView::slice`].
+    pub fn slice(&self, range: std::ops::Range<u64>) -> Result<BufferView, RangeError> {
+        self.view().slice(range)
+    }
+}
+
+impl Runtime {
+    /// Makes a domain of open devices.
+    ///
+    /// # Errors
+    ///
+    /// [`OpenError::InvalidConfig`], or what a device says when it is asked for queues.
+    pub fn new(
+        devices: impl IntoIterator<Item = Arc<dyn Device>>,
+        config: RuntimeConfig,
+    ) -> Result<Self, OpenError> {
+        Ok(Self { domain: Domain::new(devices.into_iter().collect(), config)? })
+    }
+
+    /// Its devices.
+    pub fn devices(&self) -> impl Iterator<Item = &Arc<dyn Device>> {
+        self.domain.devices.iter().map(|entry| &entry.device)
+    }
+
+    /// Allocates zeroed memory.
+    ///
+    /// # Errors
+    ///
+    /// [`AllocError`] of the device, [`AllocError::OutOfMemory`] beyond the domain's budget, and
+    /// [`AllocError::CannotImport`] where a device cannot share.
+    pub fn allocate(&self, placement: &MemoryPlacement, size: u64) -> Result<Buffer, AllocError> {
+        let buffer = match placement {
+            MemoryPlacement::Device(device) => self.allocate_on(*device, size, MemoryKind::Device)?,
+            MemoryPlacement::HostVisible(device) => {
+                self.allocate_on(*device, size, MemoryKind::HostVisible)?
+            }
+            MemoryPlacement::Upload(device) => self.allocate_on(*device, size, MemoryKind::Upload)?,
+            MemoryPlacement::Shared(devices) => self.allocate_shared(devices, size)?,
+        };
+        let mut state = self.domain.state();
+        for view in &buffer.views {
+            // New memory is nobody's, so it cannot straddle; if it did, its first use says so.
+            let _known = state.memories.find(view.buffer());
+        }
+        state.counts.allocations += 1;
+        state.counts.peak_bytes = state.counts.peak_bytes.max(state.memories.live_bytes());
+        Ok(buffer)
+    }
+
+    fn allocate_on(&self, device: DeviceId, size: u64, kind: MemoryKind) -> Result<Buffer, AllocError> {
+        let entry = self.entry(device)?;
+        self.domain.check_budget(device, size)?;
+        let buffer = entry.allocate(&BufferDesc { size, kind })?;
+        Ok(Buffer { views: [BufferView::whole(buffer)].into_iter().collect() })
+    }
+
+    fn allocate_shared(&self, devices: &[DeviceId], size: u64) -> Result<Buffer, AllocError> {
+        let Some((&first, others)) = devices.split_first() else {
+            return Err(AllocError::ZeroSize { device: self.domain.devices[0].id });
+        };
+        // The strictest rule of all importers, for size and, since allocations begin at pages, for address.
+        let mut multiple = 1;
+        for &device in others {
+            let family = self.entry(device)?.host_import();
+            let family = family.ok_or_else(|| cannot_share(device, "it uses no memory of others"))?;
+            multiple = multiple.max(family.alignment());
+        }
+        let whole = self.allocate_on(first, size.next_multiple_of(multiple), MemoryKind::HostVisible)?;
+        let mut views: SmallVec<[BufferView; 1]> = SmallVec::new();
+        let cut =
+            |view: &BufferView| view.slice(0..size).map_err(|error| cannot_share(first, &error.to_string()));
+        views.push(cut(whole.view())?);
+        for &device in others {
+            let memory = HostMemory::of_buffer(Arc::clone(whole.view().buffer()));
+            let memory = memory.ok_or_else(|| cannot_share(first, "the host cannot address it"))?;
+            let family = self.entry(device)?.host_import();
+            let family = family.ok_or_else(|| cannot_share(device, "it uses no memory of others"))?;
+            views.push(cut(&BufferView::whole(family.import(memory)?))?);
+        }
+        Ok(Buffer { views })
+    }
+
+    fn entry(&self, device: DeviceId) -> Result<&Arc<dyn Device>, AllocError> {
+        let position = self.domain.position(device);
+        let entry = position.map(|position| &self.domain.devices[position as usize].device);
+        entry.ok_or_else(|| cannot_share(device, "it is not one of the runtime's devices"))
+    }
+
+    /// An empty graph.
+    pub fn graph(&self) -> Graph {
+        Graph::new(&self.domain)
+    }
+
+    /// Runs a single operation, behind everything before it that uses the same bytes. Does not block.
+    ///
+    /// # Errors
+    ///
+    /// See [`RunError`]; nothing runs then.
+    pub fn run(&self, desc: NodeDesc<'_>) -> Result<Completion, RunError> {
+        let place = match &desc.work {
+            WorkDesc::Op(Op::Copy(region)) => match self.domain.copy_place(&desc, *region)? {
+                Some(place) => place,
+                None => return self.run_as_graph(desc),
+            },
+            // Work of other libraries is a node of a graph or nothing.
+            WorkDesc::Captured(_) => return self.run_as_graph(desc),
+            _ => self.domain.place(&desc)?,
+        };
+        let (plan, work) = single(&self.domain, &desc, place)?;
+        let run = self.domain.submit(&Arc::new(plan), &Arc::from([work]))?;
+        Ok(Completion { domain: Arc::clone(&self.domain), run })
+    }
+
+    /// What takes several nodes, or a device's graph.
+    fn run_as_graph(&self, desc: NodeDesc<'_>) -> Result<Completion, RunError> {
+        let mut graph = self.graph();
+        graph.add(desc)?;
+        let prepared = graph.prepare().map_err(|error| {
+            RunError::Submit(warpweft_core_types::SubmitError::Invalid { reason: error.to_string() })
+        })?;
+        prepared.submit()
+    }
+
+    /// Runs a kernel.
+    ///
+    /// # Errors
+    ///
+    /// See [`RunError`]; nothing runs then.
+    pub fn launch(&self, launch: Launch<'_>) -> Result<Completion, RunError> {
+        self.run(NodeDesc::launch(launch))
+    }
+
+    /// Copies all of `src` to all of `dst`, wherever they are.
+    ///
+    /// # Errors
+    ///
+    /// See [`RunError`]; nothing runs then.
+    pub fn copy(&self, src: &BufferView, dst: &BufferView) -> Result<Completion, RunError> {
+        let region = CopyRegion::new(src, dst).map_err(|source| range_error("copy", source))?;
+        self.run(NodeDesc::op(Op::Copy(region)))
+    }
+
+    /// Repeats a pattern.
+    ///
+    /// # Errors
+    ///
+    /// See [`RunError`]; nothing runs then.
+    pub fn fill(&self, region: FillRegion<'_>) -> Result<Completion, RunError> {
+        self.run(NodeDesc::fill(region))
+    }
+
+    /// Runs a function on a processor of the host.
+    ///
+    /// # Errors
+    ///
+    /// See [`RunError`]; nothing runs then.
+    pub fn task(&self, task: &HostTask, operands: &[(BufferView, Usage)]) -> Result<Completion, RunError> {
+        self.run(NodeDesc::task(task, operands))
+    }
+
+    /// Lends bytes to the host for reading: waits for work that writes them, and for other holders, until the deadline.
+    /// With [`Deadline::now`] it only tries.
+    ///
+    /// # Errors
+    ///
+    /// See [`MapError`].
+    pub fn read(&self, view: &BufferView, deadline: impl Into<Deadline>) -> Result<ReadGuard, MapError> {
+        ReadGuard::new(&self.domain, view, deadline.into())
+    }
+
+    /// Lends bytes to the host for writing: waits for work that uses them, and for other holders, until the deadline.
+    ///
+    /// # Errors
+    ///
+    /// See [`MapError`].
+    pub fn write(&self, view: &BufferView, deadline: impl Into<Deadline>) -> Result<WriteGuard, MapError> {
+        WriteGuard::new(&self.domain, view, deadline.into())
+    }
+
+    /// Fills bytes with zeroes, whatever failed work has left there, so that they may be read again.
+    ///
+    /// # Errors
+    ///
+    /// See [`RunError`].
+    pub fn reset(&self, view: &BufferView) -> Result<Completion, RunError> {
+        self.run(NodeDesc::fill(FillRegion::bytes(view, 0)).named("reset"))
+    }
+
+    /// What it has done so far.
+    pub fn statistics(&self) -> Statistics {
+        let mut state = self.domain.state();
+        self.domain.forget_ended(&mut state);
+        let mut counts = state.counts;
+        counts.in_flight = state.in_flight.len() as u64;
+        counts.live_bytes = state.memories.live_bytes();
+        counts.peak_bytes = counts.peak_bytes.max(counts.live_bytes);
+        counts
+    }
+}
+
+impl fmt::Debug for Runtime {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let devices: Vec<String> = self.domain.devices.iter().map(|entry| entry.id.to_string()).collect();
+        write!(f, "Runtime({})", devices.join(", "))
+    }
+}
+
+fn cannot_share(device: DeviceId, reason: &str) -> AllocError {
+    AllocError::CannotImport { device, reason: reason.to_owned() }
+}
+
+/// A plan of one operation.
+fn single(
+    domain: &Domain,
+    desc: &NodeDesc<'_>,
+    place: NodePlace,
+) -> Result<(Plan, SegmentWork), RecordError> {
+    let name = desc.label();
+    let work = own(&desc.work, &desc.usages);
+    let mut uses: SmallVec<[(Bytes, Usage); 4]> = SmallVec::new();
+    let mut outcome = Ok(());
+    work.for_each_operand(&mut |view, usage| {
+        if outcome.is_ok() {
+            let used =
+                usage_of(desc, uses.len(), usage).and_then(|usage| Ok((domain.bytes_of(view, name)?, usage)));
+            outcome = used.map(|used| uses.push(used));
+        }
+    });
+    outcome?;
+    let has_collective = work.kind() == "collective";
+    let node = PlannedNode { id: NodeId(0), name: name.into(), uses: uses.clone() };
+    let segment = PlannedSegment {
+        place,
+        after: Vec::new(),
+        uses: merged(uses.into_iter()),
+        nodes: [node].into_iter().collect(),
+    };
+    let work = match work {
+        Work::Op(op) => SegmentWork::Op(op),
+        Work::Task(task) => SegmentWork::Task(task),
+        // `run` makes a graph of it.
+        Work::Captured(_) => {
+            return Err(RecordError::NotANode { node: name.to_owned(), what: "captured work" });
+        }
+    };
+    Ok((Plan { segments: vec![segment], has_collective }, work))
+}
+
+impl Domain {
+    /// Waits until something that was in the way may be gone; whether there was time left.
+    pub(crate) fn wait_for_room(&self, deadline: Deadline) -> bool {
+        let remaining = deadline.remaining();
+        if remaining.is_zero() {
+            return false;
+        }
+        let mut state = self.state();
+        self.forget_ended(&mut state);
+        let oldest = state.in_flight.front().and_then(|run| run.next_point());
+        match oldest {
+            Some(point) => {
+                drop(state);
+                let _reached = point.wait(deadline);
+            }
+            // Only a guard can be in the way then.
+            None => drop(self.wait_for_change(state, remaining)),
+        }
+        true
+    }
+
+    /// Gives the lock away until a lease has ended, or time is up.
+    pub(crate) fn wait_for_change<'a>(
+        &self,
+        state: MutexGuard<'a, State>,
+        remaining: Duration,
+    ) -> MutexGuard<'a, State> {
+        let waited = self.changed.wait_timeout(state, remaining);
+        waited.unwrap_or_else(|poisoned| poisoned.into_inner()).0
+    }
+}

@@ -1,0 +1,387 @@
+//! Handing work over.
+
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+use warpweft_core_types::{Op, OwnedOp, Queue, SemaphorePoint, Submission, SubmissionId, SubmitError};
+
+use crate::{
+    domain::{Domain, Line, LineKind, State},
+    error::{BusyReason, FailedNode, NodeFailure, Poison, RunError},
+    graph::NodePlace,
+    memory::{Bytes, Point, Unordered},
+    plan::{Plan, PlannedSegment, SegmentWork, SlotWork},
+    run::{Look, Run, RunSegment, Status},
+    usage::Usage,
+    workers::Job,
+};
+
+/// Points to wait for, each line once.
+pub(crate) type Points = SmallVec<[Point; 8]>;
+
+/// How many runs may be noted as under way before those that have ended are looked for.
+const LOOK_FROM: usize = 16;
+
+impl Domain {
+    /// Hands over all segments of a plan, behind everything that uses the same bytes.
+    ///
+    /// The lock is held all the while: the order in which runs are handed to devices is the order in which they were
+    /// noted at their memories.
+    pub(crate) fn submit(&self, plan: &Arc<Plan>, work: &SlotWork) -> Result<Arc<Run>, RunError> {
+        let mut state = self.state();
+        if let Err(error) = self.admit(&mut state, plan) {
+            state.counts.refusals += u64::from(matches!(error, RunError::Busy { .. }));
+            return Err(error);
+        }
+        let run = Arc::new(Run::new(state.next_run, plan, work));
+        for (number, segment) in plan.segments.iter().enumerate() {
+            let handed = self.hand_over(&mut state, &run, number);
+            match handed {
+                Ok(()) => state.note(&run, segment),
+                // Nothing has begun, so nothing is left behind.
+                Err(error) if number == 0 => return Err(error),
+                Err(error) => {
+                    self.break_off(&mut state, &run, number, error);
+                    break;
+                }
+            }
+        }
+        state.next_run += 1;
+        state.counts.submissions += 1;
+        state.in_flight.push_back(Arc::clone(&run));
+        Ok(run)
+    }
+
+    fn admit(&self, state: &mut State, plan: &Plan) -> Result<(), RunError> {
+        if state.in_flight.len() >= LOOK_FROM.min(self.config.max_submissions) {
+            self.forget_ended(state);
+        }
+        if state.in_flight.len() >= self.config.max_submissions {
+            let reason = BusyReason::Capacity { limit: self.config.max_submissions };
+            return Err(RunError::Busy { reason });
+        }
+        for (bytes, usage) in plan.segments.iter().flat_map(|segment| &segment.uses) {
+            let memory = state.memories.at(bytes.memory);
+            if let Some(reason) = memory.holder(&bytes.range, *usage) {
+                return Err(RunError::Busy { reason });
+            }
+        }
+        match state.first_poison(&plan.segments) {
+            Some(poison) => Err(RunError::Poisoned { poison }),
+            None => Ok(()),
+        }
+    }
+
+    /// Takes runs that have ended off the list; settles those that fail.
+    pub(crate) fn forget_ended(&self, state: &mut State) {
+        let mut failing = false;
+        let State { in_flight, free_tasks, lines, counts, .. } = state;
+        in_flight.retain(|run| match run.look() {
+            Look::UnderWay => true,
+            Look::Failing => {
+                failing = true;
+                true
+            }
+            Look::Ended => {
+                end(run, free_tasks, lines, counts);
+                false
+            }
+        });
+        if failing {
+            self.settle(state);
+        }
+    }
+
+    /// Hands over one segment of a run.
+    fn hand_over(&self, state: &mut State, run: &Arc<Run>, number: usize) -> Result<(), RunError> {
+        let segment = &run.plan.segments[number];
+        let points = self.points_before(state, run, segment);
+        self.enqueue_in(state, run, number, &points, None)
+    }
+
+    /// Everything that a segment comes after: earlier segments of its run, and others that use its bytes.
+    fn points_before(&self, state: &mut State, run: &Run, segment: &PlannedSegment) -> Points {
+        let mut points = Points::new();
+        {
+            let own = run.state();
+            for &before in &segment.after {
+                add(&mut points, own.segments[before as usize].point);
+            }
+        }
+        for (bytes, usage) in &segment.uses {
+            let memory = state.memories.at(bytes.memory);
+            memory.users.conflicts(bytes.range.clone(), *usage, |point| add(&mut points, point));
+        }
+        points
+    }
+
+    /// Puts a segment in `line`, or in one of its place, behind `points`, and notes it in its run.
+    pub(crate) fn enqueue_in(
+        &self,
+        state: &mut State,
+        run: &Arc<Run>,
+        number: usize,
+        points: &Points,
+        line: Option<u32>,
+    ) -> Result<(), RunError> {
+        let segment = &run.plan.segments[number];
+        let mut after: Points =
+            points.iter().copied().filter(|point| !state.line(*point).is_known_past(point.value)).collect();
+        let line = match segment.place {
+            _ if line.is_some() => line.unwrap_or_default(),
+            NodePlace::Device { device, lane } => self.lane_for(state, device, lane, &mut after),
+            NodePlace::Host => {
+                after.retain(|point| !state.line(*point).is_past(point.value));
+                self.task_line(state)?
+            }
+        };
+        let waits = state.semaphores(&after, line);
+        let target = &mut state.lines[line as usize];
+        let point = Point { line, value: target.assigned + 1 };
+        let signal = SemaphorePoint::new(&target.semaphore, point.value);
+        match (&target.kind, &run.work[number]) {
+            (LineKind::Lane { queue, device }, work) => {
+                let device = self.devices[*device as usize].id;
+                let taken = give(queue.as_ref(), work, &waits, signal);
+                taken.map_err(|error| match error {
+                    SubmitError::QueueFull { .. } => RunError::Busy { reason: BusyReason::Queue { device } },
+                    error => RunError::Submit(error),
+                })?;
+                state.counts.segments += 1;
+            }
+            (LineKind::Task, SegmentWork::Task(task)) => {
+                let name = segment.nodes.first().map_or_else(|| "join".into(), |node| node.name.clone());
+                Job::start(&self.workers, (task.clone(), name), waits, signal, &run.cancelled);
+                state.counts.tasks += 1;
+            }
+            (LineKind::Task, _) => {
+                return Err(RunError::Submit(SubmitError::Invalid {
+                    reason: "work of a device among tasks".to_owned(),
+                }));
+            }
+        }
+        let target = &mut state.lines[line as usize];
+        target.assigned = point.value;
+        let semaphore = Arc::clone(&target.semaphore);
+        state.counts.nodes += segment.nodes.len() as u64;
+        let after = points.iter().copied().filter(|point| after.contains(point)).collect();
+        let placed = RunSegment { point, semaphore, after, status: Status::UnderWay };
+        let mut own = run.state();
+        match own.segments.get_mut(number) {
+            Some(known) => *known = placed,
+            None => own.segments.push(placed),
+        }
+        Ok(())
+    }
+
+    /// The lane to go on in: the one that it all waits for, if it is one, since a queue is in order by itself; else the
+    /// next in turn. Points that turn out to be past are taken out.
+    fn lane_for(&self, state: &mut State, device: u32, lane: u32, after: &mut Points) -> u32 {
+        let lanes = u32::try_from(self.config.lanes).unwrap_or(u32::MAX);
+        let first = device * lanes;
+        let own = first..first + lanes;
+        if lane > 0 {
+            return first + (lane - 1) % lanes;
+        }
+        if after.len() > 1 {
+            after.retain(|point| !state.line(*point).is_past(point.value));
+        }
+        let behind = after.iter().rev().find(|point| own.contains(&point.line));
+        match behind {
+            Some(point) => point.line,
+            None => {
+                state.turn = state.turn.wrapping_add(1);
+                first + u32::try_from(state.turn % self.config.lanes).unwrap_or(0)
+            }
+        }
+    }
+
+    /// A line for one task: an old one whose task has ended, or a new one.
+    fn task_line(&self, state: &mut State) -> Result<u32, RunError> {
+        if let Some(line) = state.free_tasks.pop() {
+            return Ok(line);
+        }
+        let line = Line::task(self.devices[0].device.as_ref(), 0)?;
+        state.lines.push(line);
+        Ok(u32::try_from(state.lines.len() - 1).unwrap_or(u32::MAX))
+    }
+
+    /// A device refused a later segment of a run that has begun. What was handed over goes on; the rest never comes.
+    fn break_off(&self, state: &mut State, run: &Arc<Run>, number: usize, error: RunError) {
+        let failure = Arc::new(match error {
+            RunError::Submit(error) => warpweft_core_types::Failure::Submit(error),
+            error => warpweft_core_types::Failure::TaskFailed {
+                task: run.plan.segments[number]
+                    .nodes
+                    .first()
+                    .map_or_else(String::new, |node| node.name.to_string()),
+                reason: error.to_string(),
+            },
+        });
+        let cause = self.failure_of(state, &run.plan.segments[number], .., failure);
+        for segment in &run.plan.segments[number..] {
+            state.poison(segment, .., &cause);
+        }
+        run.state().broken = Some(cause);
+    }
+
+    /// What is told about the nodes of a segment that failed.
+    pub(crate) fn failure_of(
+        &self,
+        state: &mut State,
+        segment: &PlannedSegment,
+        nodes: impl std::slice::SliceIndex<[crate::plan::PlannedNode], Output = [crate::plan::PlannedNode]>,
+        source: Arc<warpweft_core_types::Failure>,
+    ) -> Arc<NodeFailure> {
+        let nodes = segment.nodes.get(nodes).unwrap_or_default();
+        let writes = nodes.iter().flat_map(|node| &node.uses).filter(|(_, usage)| usage.writes());
+        let written = writes.map(|(bytes, _)| (state.memories.at(bytes.memory).device, bytes.range.clone()));
+        let written = written.collect();
+        let place = match segment.place {
+            NodePlace::Device { device, .. } => self.devices[device as usize].id.to_string(),
+            NodePlace::Host => "the host".to_owned(),
+        };
+        let nodes =
+            nodes.iter().map(|node| FailedNode { id: node.id, name: node.name.to_string() }).collect();
+        Arc::new(NodeFailure { nodes, place, written, source })
+    }
+}
+
+impl State {
+    /// Notes a segment at the memories it uses.
+    fn note(&mut self, run: &Run, segment: &PlannedSegment) {
+        let point = run.state().segments.last().map(|own| own.point);
+        let Some(point) = point else { return };
+        for (bytes, usage) in &segment.uses {
+            let memory = self.memories.at(bytes.memory);
+            memory.users.add(bytes.range.clone(), *usage, point, &mut Unordered);
+        }
+        self.heal(segment);
+    }
+
+    /// What a segment writes anew is no longer poisoned.
+    pub(crate) fn heal(&mut self, segment: &PlannedSegment) {
+        for (bytes, _) in segment.uses.iter().filter(|(_, usage)| *usage == Usage::Write) {
+            self.memories.at(bytes.memory).heal(&bytes.range);
+        }
+    }
+
+    /// Poisoned bytes that segments read before they have written them.
+    pub(crate) fn first_poison(&mut self, segments: &[PlannedSegment]) -> Option<Poison> {
+        let uses = segments.iter().flat_map(|segment| &segment.uses);
+        if uses.clone().all(|(bytes, _)| self.memories.at(bytes.memory).poison_in(&bytes.range).is_none()) {
+            return None;
+        }
+        let mut written: Vec<&Bytes> = Vec::new();
+        for node in segments.iter().flat_map(|segment| &segment.nodes) {
+            for (bytes, _) in node.uses.iter().filter(|(_, usage)| usage.reads()) {
+                if let Some(poison) = self.memories.at(bytes.memory).poison_in(&bytes.range) {
+                    let mut left = vec![
+                        poison.range.start.max(bytes.range.start)..poison.range.end.min(bytes.range.end),
+                    ];
+                    for done in written.iter().filter(|done| done.memory == bytes.memory) {
+                        left = left.into_iter().flat_map(|range| without(range, &done.range)).collect();
+                    }
+                    if !left.is_empty() {
+                        return Some(poison);
+                    }
+                }
+            }
+            let writes = node.uses.iter().filter(|(_, usage)| *usage == Usage::Write);
+            written.extend(writes.map(|(bytes, _)| bytes));
+        }
+        None
+    }
+
+    /// Poisons what nodes of a segment were to write.
+    pub(crate) fn poison(
+        &mut self,
+        segment: &PlannedSegment,
+        nodes: impl std::slice::SliceIndex<[crate::plan::PlannedNode], Output = [crate::plan::PlannedNode]>,
+        cause: &Arc<NodeFailure>,
+    ) {
+        let nodes = segment.nodes.get(nodes).unwrap_or_default();
+        for (bytes, _) in nodes.iter().flat_map(|node| &node.uses).filter(|(_, usage)| usage.writes()) {
+            self.memories.at(bytes.memory).poison(bytes.range.clone(), cause);
+        }
+    }
+
+    /// The semaphores to wait for; those of the own line need no words.
+    pub(crate) fn semaphores(&mut self, points: &Points, own: u32) -> SmallVec<[SemaphorePoint; 4]> {
+        let others = points.iter().filter(|point| point.line != own);
+        others
+            .map(|point| SemaphorePoint::new(&self.lines[point.line as usize].semaphore, point.value))
+            .collect()
+    }
+}
+
+/// Notes that a run has ended: its tasks' lines are free.
+fn end(run: &Run, free_tasks: &mut Vec<u32>, lines: &mut [Line], counts: &mut crate::statistics::Counts) {
+    let state = run.state();
+    match state.outcome {
+        Some(Ok(())) => counts.completions += 1,
+        _ => counts.failures += 1,
+    }
+    for segment in &state.segments {
+        let line = &mut lines[segment.point.line as usize];
+        line.reached = line.reached.max(segment.point.value);
+        if matches!(line.kind, LineKind::Task) {
+            free_tasks.push(segment.point.line);
+        }
+    }
+}
+
+pub(crate) fn add(points: &mut Points, point: Point) {
+    match points.iter_mut().find(|known| known.line == point.line) {
+        Some(known) => known.value = known.value.max(point.value),
+        None => points.push(point),
+    }
+}
+
+fn without(
+    range: std::ops::Range<u64>,
+    hole: &std::ops::Range<u64>,
+) -> impl Iterator<Item = std::ops::Range<u64>> {
+    let (left, right) = (range.start..range.end.min(hole.start), range.start.max(hole.end)..range.end);
+    [left, right].into_iter().filter(|part| !part.is_empty())
+}
+
+/// Gives a queue the work of a segment.
+fn give(
+    queue: &dyn Queue,
+    work: &SegmentWork,
+    waits: &[SemaphorePoint],
+    signal: SemaphorePoint,
+) -> Result<SubmissionId, SubmitError> {
+    let signals = [signal];
+    match work {
+        SegmentWork::Graph(graph) => {
+            queue.submit(&Submission { waits, ops: &[Op::Replay(graph)], signals: &signals })
+        }
+        SegmentWork::Op(op) => {
+            op.with(|op| queue.submit(&Submission { waits, ops: &[*op], signals: &signals }))
+        }
+        SegmentWork::Ops(ops) => give_each(queue, ops, waits, &signals),
+        SegmentWork::Task(_) => {
+            Err(SubmitError::Invalid { reason: "a task of the host for a device".to_owned() })
+        }
+    }
+}
+
+/// One after the other, which is an order that all edges allow.
+fn give_each(
+    queue: &dyn Queue,
+    ops: &[OwnedOp],
+    waits: &[SemaphorePoint],
+    signals: &[SemaphorePoint],
+) -> Result<SubmissionId, SubmitError> {
+    let Some((last, others)) = ops.split_last() else {
+        return queue.submit(&Submission { waits, ops: &[], signals });
+    };
+    let mut waits = waits;
+    for op in others {
+        op.with(|op| queue.submit(&Submission { waits, ops: &[*op], signals: &[] }))?;
+        waits = &[];
+    }
+    last.with(|op| queue.submit(&Submission { waits, ops: &[*op], signals }))
+}

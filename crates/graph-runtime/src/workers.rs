@@ -1,0 +1,269 @@
+//! Threads that run tasks of the host.
+
+use std::{
+    collections::VecDeque,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::Arc,
+    task::{Wake, Waker},
+    thread,
+    time::{Duration, Instant},
+};
+
+use smallvec::SmallVec;
+use warpweft_core_types::{Failure, SemaphorePoint};
+
+use crate::{
+    node::OwnedTask,
+    sync::{AtomicBool, AtomicU8, AtomicUsize, Condvar, Mutex, MutexGuard, Ordering},
+};
+
+/// How long a worker looks for the next task before it sleeps. Waking a thread costs about as much.
+const SPIN: Duration = Duration::from_micros(20);
+
+/// Tasks whose turn has come, and those who run them.
+#[derive(Debug)]
+pub(crate) struct Workers {
+    limit: usize,
+    queue: Mutex<Queue>,
+    /// Tasks in the queue, for those who spin.
+    ready: AtomicUsize,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    ready: VecDeque<Arc<Job>>,
+    threads: usize,
+    sleeping: usize,
+    /// Jobs that were made and have not ended: threads stay for them.
+    open: usize,
+    closing: bool,
+}
+
+/// One run of a task.
+#[derive(Debug)]
+pub(crate) struct Job {
+    task: OwnedTask,
+    name: Box<str>,
+    waits: SmallVec<[SemaphorePoint; 4]>,
+    signal: SemaphorePoint,
+    cancelled: Arc<AtomicBool>,
+    stage: AtomicU8,
+    workers: Arc<Workers>,
+}
+
+/// Something it waits for has not come to pass.
+const WAITING: u8 = 0;
+/// It is in the queue.
+const READY: u8 = 1;
+/// Somebody runs it, or has.
+const TAKEN: u8 = 2;
+
+impl Workers {
+    pub(crate) fn new(limit: usize) -> Arc<Self> {
+        Arc::new(Self { limit, queue: Mutex::default(), ready: AtomicUsize::new(0), changed: Condvar::new() })
+    }
+
+    fn push(self: &Arc<Self>, job: Arc<Job>) {
+        let mut queue = self.lock();
+        queue.ready.push_back(job);
+        // Relaxed: who sees it takes the lock before it does anything.
+        self.ready.fetch_add(1, Ordering::Relaxed);
+        if queue.sleeping > 0 {
+            drop(queue);
+            self.changed.notify_one();
+        } else if queue.threads < self.limit && queue.ready.len() > queue.threads {
+            self.start(queue);
+        }
+    }
+
+    /// Starts another thread, unless the process may have none. Then those that there are, or whoever waits, do it all.
+    fn start(self: &Arc<Self>, mut queue: MutexGuard<'_, Queue>) {
+        queue.threads += 1;
+        let first = queue.threads == 1;
+        drop(queue);
+        let own = Arc::clone(self);
+        let started = thread::Builder::new().name("warpweft-task".to_owned()).spawn(move || own.serve());
+        if let Err(error) = started {
+            tracing::warn!(%error, "no thread for tasks of the host");
+            self.lock().threads -= 1;
+            if first {
+                // Nobody else would ever run them.
+                while self.help(|_| true) {}
+            }
+        }
+    }
+
+    fn serve(&self) {
+        while let Some(job) = self.next() {
+            job.run();
+        }
+    }
+
+    /// The next job, or nothing when there will be none.
+    fn next(&self) -> Option<Arc<Job>> {
+        let mut spun = false;
+        let mut queue = self.lock();
+        loop {
+            if let Some(job) = self.pop(&mut queue, |_| true) {
+                return Some(job);
+            }
+            if queue.closing && queue.open == 0 {
+                queue.threads -= 1;
+                drop(queue);
+                // The others are to see it too.
+                self.changed.notify_all();
+                return None;
+            }
+            if !spun {
+                drop(queue);
+                self.spin();
+                spun = true;
+                queue = self.lock();
+                continue;
+            }
+            queue.sleeping += 1;
+            queue = self.changed.wait(queue).unwrap_or_else(|poisoned| poisoned.into_inner());
+            queue.sleeping -= 1;
+        }
+    }
+
+    fn spin(&self) {
+        let until = Instant::now() + SPIN;
+        while self.ready.load(Ordering::Relaxed) == 0 && Instant::now() < until {
+            std::hint::spin_loop();
+        }
+    }
+
+    fn pop(&self, queue: &mut Queue, suits: impl Fn(&Job) -> bool) -> Option<Arc<Job>> {
+        let position = queue.ready.iter().position(|job| suits(job))?;
+        let job = queue.ready.remove(position)?;
+        self.ready.fetch_sub(1, Ordering::Relaxed);
+        Some(job)
+    }
+
+    /// Runs a ready job on the caller's thread, if there is one that suits.
+    pub(crate) fn help(&self, suits: impl Fn(&Job) -> bool) -> bool {
+        if self.ready.load(Ordering::Relaxed) == 0 {
+            return false;
+        }
+        let job = self.pop(&mut self.lock(), suits);
+        let found = job.is_some();
+        if let Some(job) = job {
+            job.run();
+        }
+        found
+    }
+
+    /// No more jobs will be made; those that were still run.
+    pub(crate) fn close(&self) {
+        self.lock().closing = true;
+        self.changed.notify_all();
+    }
+
+    fn job_ended(&self) {
+        let mut queue = self.lock();
+        queue.open -= 1;
+        if queue.closing && queue.open == 0 {
+            drop(queue);
+            self.changed.notify_all();
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Queue> {
+        // Tasks run outside the lock; only this module's own code runs under it.
+        self.queue.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}
+
+impl Job {
+    /// Makes a job that runs when all of `waits` are reached, and raises `signal` then.
+    pub(crate) fn start(
+        workers: &Arc<Workers>,
+        (task, name): (OwnedTask, Box<str>),
+        waits: SmallVec<[SemaphorePoint; 4]>,
+        signal: SemaphorePoint,
+        cancelled: &Arc<AtomicBool>,
+    ) {
+        workers.lock().open += 1;
+        let job = Arc::new(Self {
+            task,
+            name,
+            waits,
+            signal,
+            cancelled: Arc::clone(cancelled),
+            stage: AtomicU8::new(WAITING),
+            workers: Arc::clone(workers),
+        });
+        for point in &job.waits {
+            point.semaphore.wake_when(point.value, Waker::from(Arc::clone(&job)));
+        }
+        job.look();
+    }
+
+    pub(crate) fn is_brief(&self) -> bool {
+        self.task.task.is_brief()
+    }
+
+    /// Whether it belongs to the run with this flag.
+    pub(crate) fn is_of(&self, cancelled: &Arc<AtomicBool>) -> bool {
+        Arc::ptr_eq(&self.cancelled, cancelled)
+    }
+
+    /// Puts it in the queue if its turn has come, or never will: whoever runs it finds out which. Nothing is done on
+    /// the stack of whoever wakes it, who may be deep in a chain of such.
+    fn look(self: &Arc<Self>) {
+        let mut unmet = self.waits.iter().filter(|point| matches!(point.poll(), Ok(false)));
+        let failed = || self.waits.iter().any(|point| point.poll().is_err());
+        if unmet.next().is_some() && !failed() {
+            return;
+        }
+        // Acquire and release: whoever takes it sees what made it ready.
+        let ours = self.stage.compare_exchange(WAITING, READY, Ordering::AcqRel, Ordering::Relaxed);
+        if ours.is_ok() {
+            self.workers.push(Arc::clone(self));
+        }
+    }
+
+    fn run(&self) {
+        if self.stage.compare_exchange(READY, TAKEN, Ordering::AcqRel, Ordering::Relaxed).is_err() {
+            return;
+        }
+        let SemaphorePoint { semaphore, value } = &self.signal;
+        match self.outcome() {
+            Ok(()) => {
+                // The line is the job's own, so nobody else raises it; after a failure it stays as it is.
+                let _settled = semaphore.signal(*value);
+            }
+            Err(failure) => semaphore.fail(failure),
+        }
+        self.workers.job_ended();
+    }
+
+    fn outcome(&self) -> Result<(), Arc<Failure>> {
+        if let Some(failure) = self.waits.iter().find_map(|point| point.poll().err()) {
+            return Err(failure);
+        }
+        if self.cancelled.load(Ordering::Acquire) {
+            return Err(Arc::new(Failure::Cancelled));
+        }
+        let failed = |reason: String| Arc::new(Failure::TaskFailed { task: self.name.to_string(), reason });
+        match catch_unwind(AssertUnwindSafe(|| self.task.call())) {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(error)) => Err(failed(error.to_string())),
+            Err(panic) => Err(failed(format!("it panicked: {}", message_of(panic.as_ref())))),
+        }
+    }
+}
+
+impl Wake for Job {
+    fn wake(self: Arc<Self>) {
+        self.look();
+    }
+}
+
+/// The words of a panic.
+fn message_of(panic: &(dyn std::any::Any + Send)) -> &str {
+    let text = panic.downcast_ref::<&str>().copied();
+    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message")
+}

@@ -29,8 +29,8 @@ const GRAPHS_VARIABLE: &str = "WARPWEFT_RANDOM_GRAPHS";
 /// Nodes of a random graph, at most.
 const NODES: usize = 60;
 /// Views of kernels start at multiples of this on all devices.
-const GRAIN: u64 = 64;
-const MEMORY_BYTES: u64 = 1024;
+const GRAIN: u64 = 256;
+const MEMORY_BYTES: u64 = 2048;
 
 fn random_graphs(cx: &Context) -> Verdict {
     let count = match env::var(GRAPHS_VARIABLE) {
@@ -166,10 +166,9 @@ fn memory(cx: &Context, runtime: &Runtime, random: &mut fastrand::Rng) -> Result
 
 fn place(memories: &[Memory], random: &mut fastrand::Rng, grain: u64) -> Place {
     let memory = random.usize(..memories.len());
-    let units = MEMORY_BYTES / grain;
-    let start = random.u64(..units);
-    let size = random.u64(1..=(units - start).min(8));
-    Place { memory, start: start * grain, size: size * grain }
+    let start = random.u64(..MEMORY_BYTES / grain) * grain;
+    let words = (MEMORY_BYTES - start) / 4;
+    Place { memory, start, size: 4 * random.u64(1..=words.min(80)) }
 }
 
 fn step(cx: &Context, memories: &[Memory], random: &mut fastrand::Rng) -> Step {

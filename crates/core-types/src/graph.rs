@@ -36,8 +36,8 @@ pub trait Graph: Any + fmt::Debug + Send + Sync {
 /// An operation of a graph, and those that come before it.
 #[derive(Debug, Clone)]
 pub struct GraphNode {
-    /// What to do.
-    pub op: GraphOp,
+    /// What to do. What a device prepares shares it, so that nothing is copied.
+    pub op: Arc<GraphOp>,
     /// Positions of earlier nodes that must have ended.
     pub after: SmallVec<[usize; 2]>,
 }
@@ -45,7 +45,12 @@ pub struct GraphNode {
 impl GraphNode {
     /// `op`, once the nodes at the positions `after` have ended.
     pub fn new(op: impl Into<GraphOp>, after: &[usize]) -> Self {
-        Self { op: op.into(), after: after.into() }
+        Self { op: Arc::new(op.into()), after: after.into() }
+    }
+
+    /// Whether its edges are in order, each named once.
+    fn is_tidy(&self) -> bool {
+        self.after.is_sorted_by(|one, next| one < next)
     }
 
     /// The same with its edges in order, each named once.
@@ -53,7 +58,7 @@ impl GraphNode {
         let mut after = self.after.clone();
         after.sort_unstable();
         after.dedup();
-        Self { op: self.op.clone(), after }
+        Self { op: Arc::clone(&self.op), after }
     }
 }
 
@@ -133,14 +138,17 @@ impl PreparedGraph {
             if let Some(&after) = entry.after.iter().find(|&&after| after >= node) {
                 return Err(GraphError::Edge { node, after });
             }
-            if matches!(&entry.op, GraphOp::Op(op) if op.is_replay()) {
+            if matches!(entry.op.as_ref(), GraphOp::Op(op) if op.is_replay()) {
                 return Err(GraphError::Node { node, reason: "a replay cannot be a node".to_owned() });
             }
         }
         // An edge that is named twice is one edge, which some drivers refuse to be told twice.
-        let nodes: Vec<GraphNode> = nodes.iter().map(GraphNode::tidied).collect();
-        let graph = family.prepare(&nodes)?;
-        Ok(Self { graph, ops: nodes.into_iter().map(|node| Arc::new(node.op)).collect() })
+        let graph = if nodes.iter().all(GraphNode::is_tidy) {
+            family.prepare(nodes)?
+        } else {
+            family.prepare(&nodes.iter().map(GraphNode::tidied).collect::<Vec<_>>())?
+        };
+        Ok(Self { graph, ops: nodes.iter().map(|node| Arc::clone(&node.op)).collect() })
     }
 
     /// Gives a node other operands or another kernel. Submissions made before keep what they had.
@@ -153,15 +161,34 @@ impl PreparedGraph {
     ///
     /// CUDA devices keep copies and fills to the kind and the device of the memory they were prepared with.
     pub fn set(&mut self, node: usize, op: &Op<'_>) -> Result<(), GraphError> {
-        let present =
-            self.ops.get(node).ok_or(GraphError::NoSuchNode { node, node_count: self.ops.len() })?;
-        let op = OwnedOp::from(op);
-        if present.name() != op.name() {
-            return Err(GraphError::OtherKind { node, expected: present.name(), actual: op.name() });
-        }
-        self.graph.check(node, &op)?;
+        self.set_all([(node, Arc::new(GraphOp::from(op)))])
+    }
+
+    /// The same for many nodes at once: all of them, or none.
+    ///
+    /// # Errors
+    ///
+    /// As [`PreparedGraph::set`]; what is no operation of the seam stays what it is.
+    pub fn set_all(
+        &mut self,
+        changes: impl IntoIterator<Item = (usize, Arc<GraphOp>)>,
+    ) -> Result<(), GraphError> {
         let mut ops: Vec<_> = self.ops.iter().cloned().collect();
-        ops[node] = Arc::new(GraphOp::Op(op));
+        let node_count = ops.len();
+        for (node, op) in changes {
+            let present = ops.get_mut(node).ok_or(GraphError::NoSuchNode { node, node_count })?;
+            match op.as_ref() {
+                GraphOp::Op(new) if present.name() == new.name() => self.graph.check(node, new)?,
+                other => {
+                    return Err(GraphError::OtherKind {
+                        node,
+                        expected: present.name(),
+                        actual: other.name(),
+                    });
+                }
+            }
+            *present = op;
+        }
         self.ops = ops.into();
         Ok(())
     }

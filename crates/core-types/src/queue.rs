@@ -273,6 +273,56 @@ impl OwnedOp {
         }
     }
 
+    /// The same operation with other views in the place of those that `replace` knows; `None` if it knows none of them.
+    ///
+    /// # Errors
+    ///
+    /// [`SubmitError::Invalid`] where the views do not fit the operation, and for collectives, timestamps and replays,
+    /// which keep their operands.
+    pub fn with_views(
+        &self,
+        replace: impl Fn(&BufferView) -> Option<BufferView>,
+    ) -> Result<Option<Self>, SubmitError> {
+        let mut known = false;
+        self.for_each_access(&mut |view, _| known |= replace(view).is_some());
+        if !known {
+            return Ok(None);
+        }
+        let other = |view: &BufferView| replace(view).unwrap_or_else(|| view.clone());
+        let invalid = |reason: String| SubmitError::Invalid { reason };
+        let range = |error: RangeError| invalid(error.to_string());
+        Ok(Some(Self(match &self.0 {
+            Owned::Copy { src, dst } => {
+                let (src, dst) = (other(src), other(dst));
+                CopyRegion::new(&src, &dst).map_err(range)?;
+                Owned::Copy { src, dst }
+            }
+            Owned::Fill { dst, pattern } => {
+                let (dst, pattern) = (other(dst), *pattern);
+                if pattern.to_ne_bytes() != [pattern.to_ne_bytes()[0]; 4] {
+                    FillRegion::words(&dst, pattern).map_err(range)?;
+                }
+                Owned::Fill { dst, pattern }
+            }
+            Owned::Launch(launch) => {
+                let mut launch = launch.clone();
+                for arg in &mut launch.args {
+                    if let OwnedArg::Buffer(view) = arg {
+                        *view = other(view);
+                    }
+                }
+                let checked = launch.with(|launch| {
+                    Launch::new(launch.kernel(), launch.workgroups(), launch.args()).map(|_| ())
+                });
+                checked.map_err(|error| invalid(error.to_string()))?;
+                Owned::Launch(launch)
+            }
+            Owned::Timestamp { .. } | Owned::Replay(_) | Owned::Collective(_) => {
+                return Err(invalid(format!("a {} keeps its operands", self.name())));
+            }
+        })))
+    }
+
     /// Whether it runs a prepared graph.
     pub const fn is_replay(&self) -> bool {
         matches!(self.0, Owned::Replay(_))

@@ -74,6 +74,24 @@ pub enum RecordError {
         /// Why.
         source: AllocError,
     },
+    /// A node was to be given operands that its operation cannot have.
+    #[error("node {node:?}: {source}")]
+    Operand {
+        /// The node's name.
+        node: String,
+        /// What is wrong with them.
+        source: SubmitError,
+    },
+    /// A node was to become another kind of node.
+    #[error("node {node:?} is a {expected} and cannot become a {actual}")]
+    OtherKind {
+        /// The node's name.
+        node: String,
+        /// What it is.
+        expected: &'static str,
+        /// What it was to become.
+        actual: &'static str,
+    },
     /// The graph has as many nodes as it can.
     #[error("a graph holds at most {limit} nodes")]
     TooManyNodes {
@@ -140,6 +158,9 @@ pub enum RunError {
     /// The node cannot be recorded.
     #[error(transparent)]
     Record(#[from] RecordError),
+    /// A device did not prepare the work.
+    #[error(transparent)]
+    Prepare(#[from] PrepareError),
     /// Another library's call, or its queue, was refused.
     #[error("{0}")]
     Interop(#[from] InteropError),
@@ -299,6 +320,7 @@ impl RunError {
             Self::Submit(error) => error.class(),
             Self::Open(error) => error.class(),
             Self::Record(error) => error.class(),
+            Self::Prepare(error) => error.class(),
             Self::Interop(error) => error.class(),
         }
     }

@@ -2,14 +2,15 @@
 
 use std::{fmt, sync::Arc};
 
-use warpweft_core_types::{Deadline, WaitError};
+use rustc_hash::FxHashMap;
+use warpweft_core_types::{BufferView, Deadline, GraphOp, WaitError};
 
 use crate::{
     completion::Completion,
-    error::{BusyReason, PrepareError, RunError},
-    graph::{Graph, NodePlace},
-    node::Work,
-    plan::{self, Plan, SegmentWork, SlotWork},
+    error::{BusyReason, PrepareError, RecordError, RunError},
+    graph::Graph,
+    node::{NodeDesc, NodeId, own_work},
+    plan::{Layout, Plan, SegmentWork, SlotWork},
     run::{Look, Run},
     sync::{Mutex, MutexGuard},
 };
@@ -30,13 +31,15 @@ struct Slot {
 }
 
 impl ExecutableGraph {
-    pub(crate) fn new(graph: Graph) -> Result<Self, PrepareError> {
+    pub(crate) fn new(graph: Graph, slots: usize) -> Result<Self, PrepareError> {
         if graph.is_empty() {
             return Err(PrepareError::Empty);
         }
-        let (plan, slots) = prepare(&graph)?;
+        let layout = Layout::new(&graph);
+        let slots = (0..slots).map(|_| Ok(Slot { work: layout.prepare(&graph)?, run: None }));
+        let slots = slots.collect::<Result<Vec<_>, PrepareError>>()?;
         graph.domain.state().counts.graphs_prepared += 1;
-        Ok(Self { graph, plan: Arc::new(plan), slots: Mutex::new(slots) })
+        Ok(Self { graph, plan: Arc::new(layout.plan), slots: Mutex::new(slots) })
     }
 
     /// Hands the graph to its devices, behind everything before it that uses the same bytes. Does not block.
@@ -88,6 +91,102 @@ impl ExecutableGraph {
         }
     }
 
+    /// Gives nodes other operands, scalars, or kernels. Submissions under way keep what they had.
+    ///
+    /// Hazards are inferred anew. Where the order stays what it was, devices only exchange operands; where it changes,
+    /// they prepare the graph again.
+    ///
+    /// # Errors
+    ///
+    /// See [`PrepareError`]; the graph is as it was then.
+    pub fn rebind<'a>(
+        &mut self,
+        changes: impl IntoIterator<Item = (NodeId, NodeDesc<'a>)>,
+    ) -> Result<(), PrepareError> {
+        let changes: FxHashMap<NodeId, NodeDesc<'a>> = changes.into_iter().collect();
+        let node_count = self.graph.len();
+        if let Some(&node) = changes.keys().find(|node| node.index() >= node_count) {
+            return Err(PrepareError::NoSuchNode { node, node_count });
+        }
+        let graph =
+            self.graph.rerecorded(|node, _| Ok(changes.get(&node).map(|desc| own_work(&desc.work))))?;
+        self.exchange(graph)
+    }
+
+    /// Puts `to` in the place of `from`, both of one length: every view within `from` becomes the same bytes of `to`.
+    ///
+    /// # Errors
+    ///
+    /// As [`ExecutableGraph::rebind`].
+    pub fn replace(&mut self, from: &BufferView, to: &BufferView) -> Result<(), PrepareError> {
+        if from.size() != to.size() {
+            let source = warpweft_core_types::RangeError::LengthMismatch {
+                source_bytes: from.size(),
+                destination_bytes: to.size(),
+            };
+            return Err(RecordError::Range { node: "replace".to_owned(), source }.into());
+        }
+        let moved = |view: &BufferView| {
+            let inside = Arc::ptr_eq(view.buffer(), from.buffer())
+                && view.offset() >= from.offset()
+                && view.range().end <= from.range().end;
+            let start = view.offset().wrapping_sub(from.offset());
+            if inside { to.slice(start..start + view.size()).ok() } else { None }
+        };
+        let graph = self.graph.rerecorded(|_, node| node.work.moved(node.label(), &moved))?;
+        self.exchange(graph)
+    }
+
+    /// Goes on with another recording of the same nodes.
+    fn exchange(&mut self, graph: Graph) -> Result<(), PrepareError> {
+        let (old, new) = (Layout::new(&self.graph), Layout::new(&graph));
+        let works = if new.is_like(&old) { self.set_operands(&old, &new)? } else { None };
+        let slots = self.slots.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let works = match works {
+            Some(works) => works,
+            None => (0..slots.len()).map(|_| new.prepare(&graph)).collect::<Result<_, _>>()?,
+        };
+        for (slot, work) in slots.iter_mut().zip(works) {
+            slot.work = work;
+        }
+        self.graph = graph;
+        self.plan = Arc::new(new.plan);
+        Ok(())
+    }
+
+    /// The works with new operands in the graphs that devices have; none where a device wants to prepare it again.
+    fn set_operands(&self, old: &Layout, new: &Layout) -> Result<Option<Vec<SlotWork>>, PrepareError> {
+        let changed: Vec<(usize, usize)> = new
+            .positions()
+            .into_iter()
+            .filter(|&at| match (old.op(at), new.op(at)) {
+                (Some(old), Some(new)) => !Arc::ptr_eq(old, new),
+                _ => false,
+            })
+            .collect();
+        let mut works = Vec::new();
+        for slot in self.slots().iter() {
+            let mut work: Vec<SegmentWork> = slot.work.to_vec();
+            for (number, segment) in work.iter_mut().enumerate() {
+                let own = changed.iter().filter(|(segment, _)| *segment == number);
+                let ops = own.filter_map(|&at| Some((at.1, Arc::clone(new.op(at)?))));
+                match segment {
+                    SegmentWork::Graph(graph) => {
+                        let ops: Vec<(usize, Arc<GraphOp>)> = ops.collect();
+                        if !ops.is_empty() && graph.set_all(ops).is_err() {
+                            // Such as a copy that is now from another kind of memory.
+                            return Ok(None);
+                        }
+                    }
+                    SegmentWork::Task(task) => *task = new.task_of(number),
+                    SegmentWork::Ops(_) => return Ok(None),
+                }
+            }
+            works.push(work.into());
+        }
+        Ok(Some(works))
+    }
+
     /// The graph it was made of.
     pub const fn graph(&self) -> &Graph {
         &self.graph
@@ -114,27 +213,4 @@ impl Slot {
     fn is_free(&self) -> bool {
         self.run.as_ref().is_none_or(|run| run.look() == Look::Ended)
     }
-}
-
-fn prepare(graph: &Graph) -> Result<(Plan, Vec<Slot>), PrepareError> {
-    let (plan, dag, steps) = Plan::new(graph);
-    let slots = (0..graph.domain.config.graph_slots).map(|_| {
-        let works = plan.segments.iter().zip(&steps).map(|(segment, steps)| match segment.place {
-            NodePlace::Device { device, .. } => {
-                let device = graph.domain.devices[device as usize].device.as_ref();
-                plan::prepare(graph, &dag, steps, device)
-            }
-            NodePlace::Host => {
-                let node = segment.nodes.first().map(|node| &graph.nodes[node.id.index()].work);
-                match node {
-                    Some(Work::Task(task)) => Ok(SegmentWork::Task(task.clone())),
-                    _ => Ok(SegmentWork::Task(plan::nothing())),
-                }
-            }
-        });
-        let work: Vec<SegmentWork> = works.collect::<Result<_, PrepareError>>()?;
-        Ok(Slot { work: work.into(), run: None })
-    });
-    let slots = slots.collect::<Result<Vec<_>, PrepareError>>()?;
-    Ok((plan, slots))
 }

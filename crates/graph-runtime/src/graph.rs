@@ -7,10 +7,12 @@ use serde::Serialize;
 use warpweft_core_types::{BufferView, CopyRegion, DeviceId, FillRegion, Launch, Op, RangeError};
 
 use crate::{
+    completion::Completion,
     domain::Domain,
-    error::{PrepareError, RecordError},
+    error::{PrepareError, RecordError, RunError},
     exec::ExecutableGraph,
     infer::{Inference, MAX_NODES, Use},
+    memory::Bytes,
     node::{NodeDesc, NodeId, Work, WorkDesc, own, usage_of},
     order::Dag,
     staging,
@@ -24,10 +26,34 @@ use crate::{
 /// order leaves. Nobody says who waits for whom: it follows from what each reads and writes.
 pub struct Graph {
     pub(crate) domain: Arc<Domain>,
-    pub(crate) nodes: Vec<Node>,
-    pub(crate) uses: Vec<Use>,
+    pub(crate) recorded: Arc<Recorded>,
     pub(crate) inference: Inference,
     pub(crate) memories: GraphMemories,
+}
+
+/// What was recorded, which submissions under way share.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Recorded {
+    pub(crate) nodes: Vec<Node>,
+    pub(crate) uses: Vec<Use>,
+    /// The runtime's number of each memory.
+    pub(crate) global: Vec<u32>,
+}
+
+impl Recorded {
+    pub(crate) fn uses_of(&self, node: NodeId) -> &[Use] {
+        let uses = &self.nodes[node.index()].uses;
+        &self.uses[uses.start as usize..uses.end as usize]
+    }
+
+    /// What a node uses, by the runtime's numbers.
+    pub(crate) fn bytes_of(&self, node: u32) -> impl Iterator<Item = (Bytes, Usage)> {
+        let global = |one: &Use| {
+            let memory = self.global[one.memory as usize];
+            (Bytes { memory, range: one.range.clone() }, one.usage)
+        };
+        self.uses_of(NodeId(node)).iter().map(global)
+    }
 }
 
 /// A recorded node.
@@ -55,24 +81,28 @@ pub(crate) enum NodePlace {
 #[derive(Debug, Default)]
 pub(crate) struct GraphMemories {
     by_buffer: FxHashMap<usize, (u32, u64)>,
-    /// The runtime's number of each.
-    pub(crate) global: Vec<u32>,
     by_global: FxHashMap<u32, u32>,
     /// A view of each, for names.
     pub(crate) samples: Vec<BufferView>,
 }
 
 impl GraphMemories {
-    fn find(&mut self, domain: &Domain, view: &BufferView, name: &str) -> Result<(u32, u64), RecordError> {
+    fn find(
+        &mut self,
+        domain: &Domain,
+        global: &mut Vec<u32>,
+        view: &BufferView,
+        name: &str,
+    ) -> Result<(u32, u64), RecordError> {
         let key = Arc::as_ptr(view.buffer()).addr();
         if let Some(&known) = self.by_buffer.get(&key) {
             return Ok(known);
         }
-        let (global, base) = domain.memory_of(view, name)?;
-        let next = u32::try_from(self.global.len()).unwrap_or(u32::MAX);
-        let local = *self.by_global.entry(global).or_insert(next);
+        let (number, base) = domain.memory_of(view, name)?;
+        let next = u32::try_from(global.len()).unwrap_or(u32::MAX);
+        let local = *self.by_global.entry(number).or_insert(next);
         if local == next {
-            self.global.push(global);
+            global.push(number);
             self.samples.push(BufferView::whole(Arc::clone(view.buffer())));
         }
         self.by_buffer.insert(key, (local, base));
@@ -84,8 +114,7 @@ impl Graph {
     pub(crate) fn new(domain: &Arc<Domain>) -> Self {
         Self {
             domain: Arc::clone(domain),
-            nodes: Vec::new(),
-            uses: Vec::new(),
+            recorded: Arc::default(),
             inference: Inference::default(),
             memories: GraphMemories::default(),
         }
@@ -137,7 +166,7 @@ impl Graph {
     ///
     /// See [`RecordError`]; the graph is as it was then.
     pub fn add(&mut self, desc: NodeDesc<'_>) -> Result<NodeId, RecordError> {
-        if self.nodes.len() >= MAX_NODES {
+        if self.len() >= MAX_NODES {
             return Err(RecordError::TooManyNodes { limit: MAX_NODES });
         }
         match &desc.work {
@@ -155,7 +184,8 @@ impl Graph {
         }
         // Checked before anything of it is recorded.
         for view in [region.src(), region.dst()] {
-            self.memories.find(&self.domain, view, desc.label())?;
+            let global = &mut Arc::make_mut(&mut self.recorded).global;
+            self.memories.find(&self.domain, global, view, desc.label())?;
         }
         let hops = staging::hops(&self.domain, desc.label(), region)?;
         let mut last = None;
@@ -167,58 +197,59 @@ impl Graph {
 
     /// Records a node at a place that was found for it.
     pub(crate) fn push(&mut self, desc: &NodeDesc<'_>, place: NodePlace) -> Result<NodeId, RecordError> {
-        let name = desc.label();
-        let first = self.uses.len();
-        let work = own(&desc.work, &desc.usages);
-        if let Err(error) = self.note_uses(&work, desc, name) {
-            self.uses.truncate(first);
-            return Err(error);
-        }
-        self.inference.add(&self.uses[first..]);
-        let id = NodeId(u32::try_from(self.nodes.len()).unwrap_or(u32::MAX));
-        // 2^32 uses are 128 GiB of them.
-        let range =
-            u32::try_from(first).unwrap_or(u32::MAX)..u32::try_from(self.uses.len()).unwrap_or(u32::MAX);
-        self.nodes.push(Node { work, name: desc.name.map(Into::into), place, uses: range });
-        Ok(id)
+        let node = own(desc, place);
+        self.record(node, &desc.usages)
     }
 
-    fn note_uses(&mut self, work: &Work, desc: &NodeDesc<'_>, name: &str) -> Result<(), RecordError> {
-        let Self { memories, domain, uses, .. } = self;
-        let mut outcome = Ok(());
-        let mut operand = 0;
-        work.for_each_operand(&mut |view, usage| {
-            if outcome.is_err() {
-                return;
-            }
-            outcome = usage_of(desc, operand, usage).and_then(|usage| {
-                let (memory, base) = memories.find(domain, view, name)?;
-                let range = base + view.offset()..base + view.offset() + view.size();
-                uses.push(Use { memory, range, usage });
-                Ok(())
-            });
-            operand += 1;
-        });
-        outcome?;
-        match desc.usages.iter().find(|(asked, _)| *asked >= operand) {
-            Some(&(operand, asked)) => Err(RecordError::Usage {
-                node: name.to_owned(),
-                operand,
-                actual: "missing".to_owned(),
-                asked,
-            }),
-            None => Ok(()),
+    /// Records a node, whose operands are used as its work says, but for `usages`.
+    pub(crate) fn record(
+        &mut self,
+        mut node: Node,
+        usages: &[(usize, Usage)],
+    ) -> Result<NodeId, RecordError> {
+        let recorded = Arc::make_mut(&mut self.recorded);
+        let first = recorded.uses.len();
+        if let Err(error) = note_uses(&self.domain, &mut self.memories, recorded, (&node, usages)) {
+            recorded.uses.truncate(first);
+            return Err(error);
         }
+        self.inference.add(&recorded.uses[first..]);
+        let at = |position: usize| u32::try_from(position).unwrap_or(u32::MAX);
+        // 2^32 uses are 128 GiB of them.
+        node.uses = at(first)..at(recorded.uses.len());
+        recorded.nodes.push(node);
+        Ok(NodeId(at(recorded.nodes.len() - 1)))
+    }
+
+    /// The same graph with some nodes' work exchanged: `change` gives what a node does now, if it is not what it was.
+    pub(crate) fn rerecorded(
+        &self,
+        mut change: impl FnMut(NodeId, &Node) -> Result<Option<Work>, RecordError>,
+    ) -> Result<Self, RecordError> {
+        let mut graph = Self::new(&self.domain);
+        for (id, node) in self.ids().zip(self.nodes()) {
+            let changed = change(id, node)?;
+            if let Some(work) = changed.as_ref().filter(|work| work.kind() != node.work.kind()) {
+                let (expected, actual) = (node.work.kind(), work.kind());
+                return Err(RecordError::OtherKind { node: node.label().to_owned(), expected, actual });
+            }
+            // What was said of its operands' usages stays.
+            let usages: Vec<(usize, Usage)> =
+                self.uses_of(id).iter().map(|one| one.usage).enumerate().collect();
+            let work = changed.unwrap_or_else(|| node.work.clone());
+            graph.record(Node { work, ..node.clone() }, &usages)?;
+        }
+        Ok(graph)
     }
 
     /// How many nodes there are.
     pub fn len(&self) -> usize {
-        self.nodes.len()
+        self.nodes().len()
     }
 
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
-        self.nodes.is_empty()
+        self.nodes().is_empty()
     }
 
     /// The nodes' positions, in order.
@@ -233,7 +264,7 @@ impl Graph {
 
     /// The nodes that come directly before `node`, in rising order.
     pub fn predecessors(&self, node: NodeId) -> Vec<NodeId> {
-        if node.index() >= self.nodes.len() {
+        if node.index() >= self.nodes().len() {
             return Vec::new();
         }
         let mut open = self.inference.edges(node.0).to_vec();
@@ -253,7 +284,7 @@ impl Graph {
     /// Why `later` waits for `earlier`: the chain of nodes between them with the bytes that each link is about. Empty if
     /// it does not wait.
     pub fn why(&self, earlier: NodeId, later: NodeId) -> Vec<Reason> {
-        if earlier >= later || later.index() >= self.nodes.len() {
+        if earlier >= later || later.index() >= self.nodes().len() {
             return Vec::new();
         }
         if let Some(reason) = self.conflict(earlier, later) {
@@ -310,12 +341,12 @@ impl Graph {
 
     /// What a node is called.
     pub fn name(&self, node: NodeId) -> Option<&str> {
-        self.nodes.get(node.index()).map(Node::label)
+        self.nodes().get(node.index()).map(Node::label)
     }
 
     /// The device a node runs on; none for tasks of the host.
     pub fn device(&self, node: NodeId) -> Option<DeviceId> {
-        match self.nodes.get(node.index())?.place {
+        match self.nodes().get(node.index())?.place {
             NodePlace::Device { device, .. } => Some(self.domain.devices[device as usize].id),
             NodePlace::Host => None,
         }
@@ -327,12 +358,25 @@ impl Graph {
     ///
     /// See [`PrepareError`].
     pub fn prepare(self) -> Result<ExecutableGraph, PrepareError> {
-        ExecutableGraph::new(self)
+        let slots = self.domain.config.graph_slots;
+        ExecutableGraph::new(self, slots)
+    }
+
+    /// Prepares it and submits it once.
+    ///
+    /// # Errors
+    ///
+    /// [`RunError::Prepare`], or as [`ExecutableGraph::submit`].
+    pub fn run(self) -> Result<Completion, RunError> {
+        ExecutableGraph::new(self, 1)?.submit()
     }
 
     pub(crate) fn uses_of(&self, node: NodeId) -> &[Use] {
-        let uses = &self.nodes[node.index()].uses;
-        &self.uses[uses.start as usize..uses.end as usize]
+        self.recorded.uses_of(node)
+    }
+
+    pub(crate) fn nodes(&self) -> &[Node] {
+        &self.recorded.nodes
     }
 
     pub(crate) fn dag(&self) -> Dag {
@@ -340,9 +384,41 @@ impl Graph {
     }
 }
 
+/// Notes what a node's operands are, and how they are used.
+fn note_uses(
+    domain: &Domain,
+    memories: &mut GraphMemories,
+    recorded: &mut Recorded,
+    (node, usages): (&Node, &[(usize, Usage)]),
+) -> Result<(), RecordError> {
+    let Recorded { uses, global, .. } = recorded;
+    let mut outcome = Ok(());
+    let mut operand = 0;
+    node.work.for_each_operand(&mut |view, usage| {
+        if outcome.is_err() {
+            return;
+        }
+        outcome = usage_of(usages, operand, usage, node.label()).and_then(|usage| {
+            let (memory, base) = memories.find(domain, global, view, node.label())?;
+            let range = base + view.offset()..base + view.offset() + view.size();
+            uses.push(Use { memory, range, usage });
+            Ok(())
+        });
+        operand += 1;
+    });
+    outcome?;
+    match usages.iter().find(|(asked, _)| *asked >= operand) {
+        Some(&(operand, asked)) => {
+            let node = node.label().to_owned();
+            Err(RecordError::Usage { node, operand, actual: "missing".to_owned(), asked })
+        }
+        None => Ok(()),
+    }
+}
+
 impl fmt::Debug for Graph {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Graph({} nodes)", self.nodes.len())
+        write!(f, "Graph({} nodes)", self.nodes().len())
     }
 }
 

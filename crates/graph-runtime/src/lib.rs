@@ -6,6 +6,7 @@ mod config;
 mod domain;
 mod error;
 mod exec;
+mod failure;
 mod graph;
 mod guard;
 mod infer;

@@ -5,11 +5,12 @@ use std::{fmt, sync::Arc};
 use serde::Serialize;
 use smallvec::SmallVec;
 use warpweft_core_types::{
-    BufferView, CapturedWork, CopyRegion, DeviceId, FillRegion, GraphOp, Launch, Op, OwnedOp, RangeError,
+    BufferView, CapturedWork, CopyRegion, DeviceId, FillRegion, GraphOp, Launch, Op, RangeError,
 };
 
 use crate::{
     error::RecordError,
+    graph::{Node, NodePlace},
     task::{HostTask, TaskContext, TaskError},
     usage::Usage,
 };
@@ -131,8 +132,8 @@ impl<'a> NodeDesc<'a> {
 /// What a recorded node does.
 #[derive(Debug, Clone)]
 pub(crate) enum Work {
-    Op(OwnedOp),
-    Captured(Arc<dyn CapturedWork>),
+    /// Work of a device, in the form that graphs of devices have.
+    Device(Arc<GraphOp>),
     Task(OwnedTask),
 }
 
@@ -150,66 +151,88 @@ impl OwnedTask {
 }
 
 impl Work {
-    /// The same as a node of a device's graph; none for tasks of the host.
-    pub(crate) fn as_graph_op(&self) -> Option<GraphOp> {
-        match self {
-            Self::Op(op) => Some(GraphOp::Op(op.clone())),
-            Self::Captured(work) => Some(GraphOp::Captured(Arc::clone(work))),
-            Self::Task(_) => None,
-        }
-    }
-
     /// What it is called unless it is said otherwise.
     pub(crate) fn label(&self) -> &str {
         match self {
-            Self::Op(op) => op.label(),
-            _ => self.kind(),
+            Self::Device(op) => match op.as_ref() {
+                GraphOp::Op(op) => op.label(),
+                op => op.name(),
+            },
+            Self::Task(_) => "task",
         }
     }
 
+    /// What it is, in a word or two.
     pub(crate) fn kind(&self) -> &'static str {
         match self {
-            Self::Op(op) => op.name(),
-            Self::Captured(_) => "captured work",
+            Self::Device(op) => op.name(),
             Self::Task(_) => "task",
+        }
+    }
+
+    /// The same with other views in the place of some; nothing if it uses none of those.
+    pub(crate) fn moved(
+        &self,
+        name: &str,
+        moved: &impl Fn(&BufferView) -> Option<BufferView>,
+    ) -> Result<Option<Self>, RecordError> {
+        let refused = |source| RecordError::Operand { node: name.to_owned(), source };
+        match self {
+            Self::Device(op) => match op.as_ref() {
+                GraphOp::Op(op) => {
+                    let op = op.with_views(moved).map_err(refused)?;
+                    Ok(op.map(|op| Self::Device(Arc::new(GraphOp::Op(op)))))
+                }
+                _ => Ok(None),
+            },
+            Self::Task(task) => {
+                if task.operands.iter().all(|(view, _)| moved(view).is_none()) {
+                    return Ok(None);
+                }
+                let operand = |(view, usage): &(BufferView, Usage)| {
+                    (moved(view).unwrap_or_else(|| view.clone()), *usage)
+                };
+                let operands = task.operands.iter().map(operand).collect();
+                Ok(Some(Self::Task(OwnedTask { task: task.task.clone(), operands })))
+            }
         }
     }
 
     /// Everything it touches, in the order of its operands.
     pub(crate) fn for_each_operand<'a>(&'a self, visit: &mut dyn FnMut(&'a BufferView, Usage)) {
         match self {
-            Self::Op(op) => op.for_each_access(&mut |view, access| visit(view, access.into())),
-            Self::Captured(work) => {
-                work.accesses().iter().for_each(|(view, access)| visit(view, (*access).into()));
-            }
+            Self::Device(op) => op.for_each_access(&mut |view, access| visit(view, access.into())),
             Self::Task(task) => task.operands.iter().for_each(|(view, usage)| visit(view, *usage)),
         }
     }
 }
 
 /// Keeps what a description borrows.
-pub(crate) fn own(work: &WorkDesc<'_>, usages: &SmallVec<[(usize, Usage); 2]>) -> Work {
+pub(crate) fn own(desc: &NodeDesc<'_>, place: NodePlace) -> Node {
+    Node { work: own_work(&desc.work), name: desc.name.map(Into::into), place, uses: 0..0 }
+}
+
+pub(crate) fn own_work(work: &WorkDesc<'_>) -> Work {
     match work {
-        WorkDesc::Op(op) => Work::Op(OwnedOp::from(op)),
-        WorkDesc::Captured(work) => Work::Captured(Arc::clone(work)),
+        WorkDesc::Op(op) => Work::Device(Arc::new(GraphOp::from(op))),
+        WorkDesc::Captured(work) => Work::Device(Arc::new(GraphOp::Captured(Arc::clone(work)))),
         WorkDesc::Task(task, operands) => {
-            let mut operands: Vec<_> = operands.to_vec();
-            for (index, usage) in usages {
-                if let Some((_, known)) = operands.get_mut(*index) {
-                    *known = *usage;
-                }
-            }
-            Work::Task(OwnedTask { task: (*task).clone(), operands: operands.into() })
+            Work::Task(OwnedTask { task: (*task).clone(), operands: (*operands).into() })
         }
     }
 }
 
 /// What a node does to an operand: what the operation says, or what it was said to do instead.
-pub(crate) fn usage_of(desc: &NodeDesc<'_>, operand: usize, usage: Usage) -> Result<Usage, RecordError> {
-    let Some(&(_, asked)) = desc.usages.iter().find(|(index, _)| *index == operand) else { return Ok(usage) };
-    // Whoever only reads may be ordered like a reader alone, and nobody becomes a reader who writes.
+pub(crate) fn usage_of(
+    usages: &[(usize, Usage)],
+    operand: usize,
+    usage: Usage,
+    name: &str,
+) -> Result<Usage, RecordError> {
+    let Some(&(_, asked)) = usages.iter().find(|(index, _)| *index == operand) else { return Ok(usage) };
+    // Nobody becomes a reader who writes, or the other way round.
     if usage.writes() == asked.writes() {
         return Ok(asked);
     }
-    Err(RecordError::Usage { node: desc.label().to_owned(), operand, actual: usage.to_string(), asked })
+    Err(RecordError::Usage { node: name.to_owned(), operand, actual: usage.to_string(), asked })
 }

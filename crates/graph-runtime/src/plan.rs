@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use smallvec::SmallVec;
-use warpweft_core_types::{Device, GraphNode, OwnedOp, PreparedGraph};
+use warpweft_core_types::{Device, GraphError, GraphNode, GraphOp, PreparedGraph};
 
 use crate::{
     error::PrepareError,
-    graph::{Graph, NodePlace},
+    graph::{Graph, NodePlace, Recorded},
     memory::Bytes,
     node::{NodeId, OwnedTask, Work},
     order::Dag,
@@ -19,9 +19,18 @@ use crate::{
 /// What is submitted again and again: who comes after whom, and who uses what.
 #[derive(Debug)]
 pub(crate) struct Plan {
+    pub(crate) recorded: Arc<Recorded>,
     pub(crate) segments: Vec<PlannedSegment>,
     /// A rank of a collective is in it, which is never skipped.
     pub(crate) has_collective: bool,
+}
+
+impl Plan {
+    /// What a segment goes by: its first node's name.
+    pub(crate) fn name_of(&self, number: usize) -> Box<str> {
+        let first = self.segments[number].nodes.first();
+        first.map_or("join", |&node| self.recorded.nodes[node as usize].label()).into()
+    }
 }
 
 /// Work that is handed over together.
@@ -31,79 +40,191 @@ pub(crate) struct PlannedSegment {
     /// Earlier segments that must have ended.
     pub(crate) after: Vec<u32>,
     /// All that it uses, each range once.
-    pub(crate) uses: SmallVec<[(Bytes, Usage); 4]>,
+    pub(crate) uses: Uses,
     /// Its nodes with work, in the order in which its device knows them.
-    pub(crate) nodes: SmallVec<[PlannedNode; 1]>,
+    pub(crate) nodes: SmallVec<[u32; 2]>,
 }
 
-/// A node, as far as it matters when it fails.
-#[derive(Debug)]
-pub(crate) struct PlannedNode {
-    pub(crate) id: NodeId,
-    pub(crate) name: Box<str>,
-    pub(crate) uses: SmallVec<[(Bytes, Usage); 4]>,
-}
+/// Ranges, and what is done to them.
+pub(crate) type Uses = SmallVec<[(Bytes, Usage); 4]>;
 
 /// What a segment does.
 #[derive(Debug, Clone)]
 pub(crate) enum SegmentWork {
     Graph(PreparedGraph),
-    /// Where the device prepares no graphs.
-    Ops(Vec<OwnedOp>),
-    Op(OwnedOp),
+    /// Where the device prepares no graphs, or the work is all there is.
+    Ops(SmallVec<[Arc<GraphOp>; 1]>),
     Task(OwnedTask),
 }
 
-impl Plan {
-    pub(crate) fn new(graph: &Graph) -> (Self, Dag, Vec<Vec<u32>>) {
+/// The work of all segments, in one slot of a prepared graph or for a single submission.
+pub(crate) type SlotWork = Arc<[SegmentWork]>;
+
+/// A plan with what is needed to prepare its work, as often as there are slots.
+#[derive(Debug)]
+pub(crate) struct Layout {
+    pub(crate) plan: Plan,
+    /// The nodes of each segment's own graph, for devices.
+    graphs: Vec<Vec<GraphNode>>,
+    /// The position of each of those nodes' numbers in the recording; a join has none.
+    numbers: Vec<Vec<Option<u32>>>,
+}
+
+impl Layout {
+    pub(crate) fn new(graph: &Graph) -> Self {
         let dag = graph.dag();
-        let places = places(graph, &dag);
-        let cut = segment::cut(&dag, &places);
-        let mut segments = Vec::with_capacity(cut.len());
-        let mut steps = Vec::with_capacity(cut.len());
-        for segment in cut {
-            let place = match segment.place {
-                Place::Lane { device, lane } => NodePlace::Device { device, lane },
-                Place::Host => NodePlace::Host,
-            };
-            let numbers = segment.steps.iter().filter_map(|&position| dag.steps[position as usize]);
-            let nodes: SmallVec<[PlannedNode; 1]> =
-                numbers.map(|node| planned(graph, NodeId(node))).collect();
-            let uses = merged(nodes.iter().flat_map(|node| node.uses.iter().cloned()));
-            segments.push(PlannedSegment { place, after: segment.after, uses, nodes });
-            steps.push(segment.steps);
+        let recorded = &graph.recorded;
+        let cut = segment::cut(&dag, &places(recorded, &dag));
+        let mut local = vec![0_usize; dag.steps.len()];
+        let mut segment_of = vec![0_u32; dag.steps.len()];
+        for (number, segment) in (0..).zip(&cut) {
+            for (position, &step) in segment.steps.iter().enumerate() {
+                local[step as usize] = position;
+                segment_of[step as usize] = number;
+            }
         }
-        let has_collective = graph.nodes.iter().any(|node| node.work.kind() == "collective");
-        (Self { segments, has_collective }, dag, steps)
+        let mut layout = Self {
+            plan: Plan {
+                recorded: Arc::clone(recorded),
+                segments: Vec::with_capacity(cut.len()),
+                has_collective: recorded.nodes.iter().any(|node| node.work.kind() == "collective"),
+            },
+            graphs: Vec::with_capacity(cut.len()),
+            numbers: Vec::with_capacity(cut.len()),
+        };
+        for (number, segment) in (0..).zip(cut) {
+            let inside = |step: u32| {
+                let before = dag.before(step).iter().filter(|before| segment_of[**before as usize] == number);
+                before.map(|before| local[*before as usize]).collect()
+            };
+            let node = |&step: &u32| {
+                let op = match dag.steps[step as usize].map(|node| &recorded.nodes[node as usize].work) {
+                    Some(Work::Device(op)) => Arc::clone(op),
+                    _ => Arc::new(GraphOp::Join),
+                };
+                GraphNode { op, after: inside(step) }
+            };
+            let is_device = segment.place != Place::Host;
+            layout.graphs.push(if is_device { segment.steps.iter().map(node).collect() } else { Vec::new() });
+            layout.numbers.push(segment.steps.iter().map(|&step| dag.steps[step as usize]).collect());
+            layout.plan.segments.push(planned(recorded, &dag, segment));
+        }
+        layout
+    }
+
+    /// Has devices prepare the work, once more.
+    pub(crate) fn prepare(&self, graph: &Graph) -> Result<SlotWork, PrepareError> {
+        let one = |(number, segment): (usize, &PlannedSegment)| match segment.place {
+            NodePlace::Device { device, .. } => {
+                let device = graph.domain.devices[device as usize].device.as_ref();
+                self.prepare_segment(number, device)
+            }
+            NodePlace::Host => Ok(SegmentWork::Task(self.task(segment))),
+        };
+        self.plan.segments.iter().enumerate().map(one).collect()
+    }
+
+    fn prepare_segment(&self, number: usize, device: &dyn Device) -> Result<SegmentWork, PrepareError> {
+        let nodes = &self.graphs[number];
+        if device.graphs().is_none() {
+            // In the order of the graph, one after the other.
+            let with_work = nodes.iter().filter(|node| !matches!(*node.op, GraphOp::Join));
+            return Ok(SegmentWork::Ops(with_work.map(|node| Arc::clone(&node.op)).collect()));
+        }
+        PreparedGraph::new(device, nodes).map(SegmentWork::Graph).map_err(|source| self.named(number, source))
+    }
+
+    /// A task, or, for a join among tasks, one that does nothing.
+    fn task(&self, segment: &PlannedSegment) -> OwnedTask {
+        let node = segment.nodes.first().map(|&node| &self.plan.recorded.nodes[node as usize].work);
+        match node {
+            Some(Work::Task(task)) => task.clone(),
+            _ => OwnedTask { task: HostTask::new(|_| {}).brief(), operands: Arc::default() },
+        }
+    }
+
+    /// A device's complaint, with the node's name where it tells which one it is about.
+    fn named(&self, segment: usize, source: GraphError) -> PrepareError {
+        let position = match &source {
+            GraphError::Node { node, .. } | GraphError::Submit { node, .. } => Some(*node),
+            _ => None,
+        };
+        let number = position.and_then(|position| self.numbers[segment].get(position).copied().flatten());
+        match number {
+            Some(node) => {
+                let name = self.plan.recorded.nodes[node as usize].label().to_owned();
+                PrepareError::Node { node: NodeId(node), name, source }
+            }
+            None => PrepareError::Graph(source),
+        }
+    }
+
+    /// Where each node is: its segment, and its position in the segment's own graph.
+    pub(crate) fn positions(&self) -> Vec<(usize, usize)> {
+        let mut positions = vec![(0, 0); self.plan.recorded.nodes.len()];
+        for (segment, numbers) in self.numbers.iter().enumerate() {
+            for (position, number) in numbers.iter().enumerate() {
+                if let Some(node) = number {
+                    positions[*node as usize] = (segment, position);
+                }
+            }
+        }
+        positions
+    }
+
+    /// Whether two plans differ in nothing but operands: the same nodes at the same places, with the same edges.
+    pub(crate) fn is_like(&self, other: &Self) -> bool {
+        let alike = |(one, other): (&Vec<GraphNode>, &Vec<GraphNode>)| {
+            one.len() == other.len() && one.iter().zip(other).all(|(one, other)| one.after == other.after)
+        };
+        let placed = |(one, other): (&PlannedSegment, &PlannedSegment)| {
+            one.place == other.place && one.after == other.after
+        };
+        self.numbers == other.numbers
+            && self.graphs.iter().zip(&other.graphs).all(alike)
+            && self.plan.segments.iter().zip(&other.plan.segments).all(placed)
+    }
+
+    /// The task of a segment.
+    pub(crate) fn task_of(&self, segment: usize) -> OwnedTask {
+        self.task(&self.plan.segments[segment])
+    }
+
+    /// The work of a node as its device's graph has it.
+    pub(crate) fn op(&self, (segment, position): (usize, usize)) -> Option<&Arc<GraphOp>> {
+        self.graphs[segment].get(position).map(|node| &node.op)
     }
 }
 
-fn planned(graph: &Graph, id: NodeId) -> PlannedNode {
-    let global = |one: &crate::infer::Use| {
-        let memory = graph.memories.global[one.memory as usize];
-        (Bytes { memory, range: one.range.clone() }, one.usage)
+fn planned(recorded: &Recorded, dag: &Dag, segment: segment::Segment) -> PlannedSegment {
+    let place = match segment.place {
+        Place::Lane { device, lane } => NodePlace::Device { device, lane },
+        Place::Host => NodePlace::Host,
     };
-    let uses = graph.uses_of(id).iter().map(global).collect();
-    PlannedNode { id, name: graph.nodes[id.index()].label().into(), uses }
+    let nodes: SmallVec<[u32; 2]> =
+        segment.steps.iter().filter_map(|&step| dag.steps[step as usize]).collect();
+    let uses = merged(nodes.iter().flat_map(|&node| recorded.bytes_of(node)).collect());
+    PlannedSegment { place, after: segment.after, uses, nodes }
 }
 
 /// Where each step goes. A join goes where the node behind it is, or, if that is a task, where one before it was.
-fn places(graph: &Graph, dag: &Dag) -> Vec<Place> {
-    let place = |node: u32| match graph.nodes[node as usize].place {
+fn places(recorded: &Recorded, dag: &Dag) -> Vec<Place> {
+    let place = |node: u32| match recorded.nodes[node as usize].place {
         NodePlace::Device { device, lane } => Place::Lane { device, lane },
         NodePlace::Host => Place::Host,
     };
     let mut places: Vec<Place> = Vec::with_capacity(dag.steps.len());
     for position in 0..dag.len() {
-        let step = dag.steps[position as usize];
-        let behind = dag.steps[position as usize..].iter().find_map(|step| *step).map(place);
-        let own = match (step, behind) {
-            (Some(node), _) => place(node),
-            (None, Some(lane @ Place::Lane { .. })) => lane,
-            _ => {
-                let before = dag.before(position).iter().map(|&before| places[before as usize]);
-                before.max_by_key(|place| *place != Place::Host).unwrap_or(Place::Host)
-            }
+        let behind = || dag.steps[position as usize..].iter().find_map(|step| *step).map(place);
+        let own = match dag.steps[position as usize] {
+            Some(node) => place(node),
+            None => match behind() {
+                Some(lane @ Place::Lane { .. }) => lane,
+                _ => {
+                    let before = dag.before(position).iter().map(|&before| places[before as usize]);
+                    before.max_by_key(|place| *place != Place::Host).unwrap_or(Place::Host)
+                }
+            },
         };
         places.push(own);
     }
@@ -111,11 +232,10 @@ fn places(graph: &Graph, dag: &Dag) -> Vec<Place> {
 }
 
 /// Each range once: what is only written stays so, and every other mixture reads and writes.
-pub(crate) fn merged(uses: impl Iterator<Item = (Bytes, Usage)>) -> SmallVec<[(Bytes, Usage); 4]> {
-    let mut merged: SmallVec<[(Bytes, Usage); 4]> = SmallVec::new();
-    let mut sorted: Vec<(Bytes, Usage)> = uses.collect();
-    sorted.sort_by_key(|(bytes, _)| (bytes.memory, bytes.range.start, bytes.range.end));
-    for (bytes, usage) in sorted {
+pub(crate) fn merged(mut uses: Vec<(Bytes, Usage)>) -> Uses {
+    uses.sort_unstable_by_key(|(bytes, _)| (bytes.memory, bytes.range.start, bytes.range.end));
+    let mut merged = Uses::new();
+    for (bytes, usage) in uses {
         match merged.last_mut() {
             // The same bytes, or bytes that go on where others end and are used alike, as in a row of tiles.
             Some((last, known)) if last.memory == bytes.memory && last.range == bytes.range => {
@@ -139,55 +259,3 @@ fn both(one: Usage, other: Usage) -> Usage {
         (false, false) => Usage::Read,
     }
 }
-
-/// Has a device prepare a segment. `steps` are its positions in the graph's order.
-pub(crate) fn prepare(
-    graph: &Graph,
-    dag: &Dag,
-    steps: &[u32],
-    device: &dyn Device,
-) -> Result<SegmentWork, PrepareError> {
-    let work = |position: u32| dag.steps[position as usize].map(|node| &graph.nodes[node as usize].work);
-    if device.graphs().is_none() {
-        // In the order of the graph, one after the other.
-        let ops = steps.iter().filter_map(|&position| match work(position) {
-            Some(Work::Op(op)) => Some(op.clone()),
-            _ => None,
-        });
-        return Ok(SegmentWork::Ops(ops.collect()));
-    }
-    let nodes: Vec<GraphNode> = steps
-        .iter()
-        .map(|&position| {
-            let inside = dag.before(position).iter().filter_map(|before| steps.binary_search(before).ok());
-            let op = work(position).and_then(Work::as_graph_op).unwrap_or(warpweft_core_types::GraphOp::Join);
-            GraphNode { op, after: inside.collect() }
-        })
-        .collect();
-    let named = |source: warpweft_core_types::GraphError| named(graph, dag, steps, source);
-    PreparedGraph::new(device, &nodes).map(SegmentWork::Graph).map_err(named)
-}
-
-/// A device's complaint, with the node's name where it tells which one it is about.
-fn named(graph: &Graph, dag: &Dag, steps: &[u32], source: warpweft_core_types::GraphError) -> PrepareError {
-    use warpweft_core_types::GraphError::{Node, Submit};
-    let position = match &source {
-        Node { node, .. } | Submit { node, .. } => steps.get(*node),
-        _ => None,
-    };
-    match position.and_then(|&position| dag.steps[position as usize]) {
-        Some(node) => {
-            let name = graph.nodes[node as usize].label().to_owned();
-            PrepareError::Node { node: NodeId(node), name, source }
-        }
-        None => PrepareError::Graph(source),
-    }
-}
-
-/// A join among tasks is a task that does nothing.
-pub(crate) fn nothing() -> OwnedTask {
-    OwnedTask { task: HostTask::new(|_| {}).brief(), operands: Arc::default() }
-}
-
-/// The work of all segments, in one slot of a prepared graph or for a single submission.
-pub(crate) type SlotWork = Arc<[SegmentWork]>;

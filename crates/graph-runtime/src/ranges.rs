@@ -68,18 +68,27 @@ impl<U: User> RangeMap<U> {
             self.one = Some((range.start, Segment::new(range.end, usage, user)));
             return;
         }
-        let map = &mut self.many;
-        if let Some(segment) = map.get_mut(&range.start)
-            && segment.end == range.end
-        {
-            return segment.add(usage, user, order);
+        // Most often the range is one segment, or new. One search tells.
+        let last = self.many.range_mut(..range.end).next_back();
+        match last {
+            Some((&start, segment)) if start == range.start && segment.end == range.end => {
+                segment.add(usage, user, order);
+            }
+            Some((_, segment)) if segment.end > range.start => self.add_to_parts(range, usage, user, order),
+            _ => {
+                self.many.insert(range.start, Segment::new(range.end, usage, user));
+            }
         }
-        split(map, range.start, order);
-        split(map, range.end, order);
+    }
+
+    /// Adds a user of a range that begins or ends within segments, or holds several.
+    fn add_to_parts(&mut self, range: Range<u64>, usage: Usage, user: U, order: &mut impl Order<U>) {
+        split(&mut self.many, range.start, order);
+        split(&mut self.many, range.end, order);
         if usage.sharing().is_none() {
             self.overwrite(range, usage, user, order);
         } else {
-            share(map, range, usage, user, order);
+            share(&mut self.many, range, usage, user, order);
         }
     }
 

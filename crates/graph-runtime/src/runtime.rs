@@ -13,11 +13,11 @@ use crate::{
     config::RuntimeConfig,
     domain::{Domain, State},
     error::{MapError, RecordError, RunError},
-    graph::{Graph, NodePlace, range_error},
+    graph::{Graph, NodePlace, Recorded, range_error},
     guard::{ReadGuard, WriteGuard},
-    memory::Bytes,
-    node::{NodeDesc, NodeId, Work, WorkDesc, own, usage_of},
-    plan::{Plan, PlannedNode, PlannedSegment, SegmentWork, merged},
+    infer::Use,
+    node::{NodeDesc, Work, WorkDesc, own, usage_of},
+    plan::{Plan, PlannedSegment, SegmentWork, merged},
     statistics::Statistics,
     sync::MutexGuard,
     task::HostTask,
@@ -193,10 +193,7 @@ impl Runtime {
     fn run_as_graph(&self, desc: NodeDesc<'_>) -> Result<Completion, RunError> {
         let mut graph = self.graph();
         graph.add(desc)?;
-        let prepared = graph.prepare().map_err(|error| {
-            RunError::Submit(warpweft_core_types::SubmitError::Invalid { reason: error.to_string() })
-        })?;
-        prepared.submit()
+        graph.run()
     }
 
     /// Runs a kernel.
@@ -293,35 +290,46 @@ fn single(
     desc: &NodeDesc<'_>,
     place: NodePlace,
 ) -> Result<(Plan, SegmentWork), RecordError> {
-    let name = desc.label();
-    let work = own(&desc.work, &desc.usages);
-    let mut uses: SmallVec<[(Bytes, Usage); 4]> = SmallVec::new();
+    let mut node = own(desc, place);
+    let mut recorded = Recorded::default();
     let mut outcome = Ok(());
-    work.for_each_operand(&mut |view, usage| {
+    node.work.for_each_operand(&mut |view, usage| {
         if outcome.is_ok() {
-            let used =
-                usage_of(desc, uses.len(), usage).and_then(|usage| Ok((domain.bytes_of(view, name)?, usage)));
-            outcome = used.map(|used| uses.push(used));
+            outcome = note(domain, &mut recorded, desc, view, usage);
         }
     });
     outcome?;
-    let has_collective = work.kind() == "collective";
-    let node = PlannedNode { id: NodeId(0), name: name.into(), uses: uses.clone() };
-    let segment = PlannedSegment {
-        place,
-        after: Vec::new(),
-        uses: merged(uses.into_iter()),
-        nodes: [node].into_iter().collect(),
+    node.uses = 0..u32::try_from(recorded.uses.len()).unwrap_or(u32::MAX);
+    let has_collective = node.work.kind() == "collective";
+    let work = match &node.work {
+        Work::Device(op) => SegmentWork::Ops([Arc::clone(op)].into_iter().collect()),
+        Work::Task(task) => SegmentWork::Task(task.clone()),
     };
-    let work = match work {
-        Work::Op(op) => SegmentWork::Op(op),
-        Work::Task(task) => SegmentWork::Task(task),
-        // `run` makes a graph of it.
-        Work::Captured(_) => {
-            return Err(RecordError::NotANode { node: name.to_owned(), what: "captured work" });
-        }
-    };
-    Ok((Plan { segments: vec![segment], has_collective }, work))
+    recorded.nodes.push(node);
+    let uses = merged(recorded.bytes_of(0).collect());
+    let segment = PlannedSegment { place, after: Vec::new(), uses, nodes: [0].into_iter().collect() };
+    let plan = Plan { recorded: Arc::new(recorded), segments: vec![segment], has_collective };
+    Ok((plan, work))
+}
+
+/// Notes an operand of a single operation.
+fn note(
+    domain: &Domain,
+    recorded: &mut Recorded,
+    desc: &NodeDesc<'_>,
+    view: &BufferView,
+    usage: Usage,
+) -> Result<(), RecordError> {
+    let usage = usage_of(&desc.usages, recorded.uses.len(), usage, desc.label())?;
+    let bytes = domain.bytes_of(view, desc.label())?;
+    let known = recorded.global.iter().position(|global| *global == bytes.memory);
+    let memory = known.unwrap_or_else(|| {
+        recorded.global.push(bytes.memory);
+        recorded.global.len() - 1
+    });
+    let memory = u32::try_from(memory).unwrap_or(u32::MAX);
+    recorded.uses.push(Use { memory, range: bytes.range, usage });
+    Ok(())
 }
 
 impl Domain {

@@ -105,10 +105,12 @@ impl Domain {
         };
         let first = first.filter(|&position| position < segment.nodes.len());
         let cause = match first {
-            Some(position) => self.failure_of(state, segment, position..=position, Arc::clone(failure)),
-            None => self.failure_of(state, segment, .., Arc::clone(failure)),
+            Some(position) => {
+                self.failure_of(state, &run.plan, number, position..=position, Arc::clone(failure))
+            }
+            None => self.failure_of(state, &run.plan, number, .., Arc::clone(failure)),
         };
-        state.poison(segment, first.unwrap_or(0).., &cause);
+        state.poison(&run.plan, number, first.unwrap_or(0).., &cause);
         if failure.class() == ErrorClass::DeviceLost {
             self.poison_device(state, segment.place, &cause);
         }
@@ -148,13 +150,13 @@ impl Domain {
     fn retry(&self, state: &mut State, bystander: &Bystander, moved: &mut FxHashMap<Point, Point>) {
         let Bystander { run, number, old } = bystander;
         let segment = &run.plan.segments[*number];
-        let cause = state.first_poison(std::slice::from_ref(segment)).map(|poison| poison.cause);
+        let cause = state.first_poison(&run.plan, *number..=*number).map(|poison| poison.cause);
         let cause = cause.or_else(|| {
             let cancelled = run.cancelled.load(Ordering::Acquire);
-            cancelled.then(|| self.failure_of(state, segment, .., Arc::new(Failure::Cancelled)))
+            cancelled.then(|| self.failure_of(state, &run.plan, *number, .., Arc::new(Failure::Cancelled)))
         });
         if let Some(cause) = cause {
-            state.poison(segment, .., &cause);
+            state.poison(&run.plan, *number, .., &cause);
             run.state().segments[*number].status = Status::Failed(cause);
             return;
         }
@@ -174,8 +176,8 @@ impl Domain {
             Err(error) => {
                 let failure =
                     Arc::new(Failure::TaskFailed { task: String::new(), reason: error.to_string() });
-                let cause = self.failure_of(state, segment, .., failure);
-                state.poison(segment, .., &cause);
+                let cause = self.failure_of(state, &run.plan, *number, .., failure);
+                state.poison(&run.plan, *number, .., &cause);
                 run.state().segments[*number].status = Status::Failed(cause);
             }
         }

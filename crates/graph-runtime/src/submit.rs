@@ -3,16 +3,17 @@
 use std::sync::Arc;
 
 use smallvec::SmallVec;
-use warpweft_core_types::{Op, OwnedOp, Queue, SemaphorePoint, Submission, SubmissionId, SubmitError};
+use warpweft_core_types::{
+    GraphOp, Op, OwnedOp, Queue, SemaphorePoint, Submission, SubmissionId, SubmitError,
+};
 
 use crate::{
     domain::{Domain, Line, LineKind, State},
-    error::{BusyReason, FailedNode, NodeFailure, Poison, RunError},
+    error::{BusyReason, RunError},
     graph::NodePlace,
-    memory::{Bytes, Point, Unordered},
+    memory::{Point, Unordered},
     plan::{Plan, PlannedSegment, SegmentWork, SlotWork},
     run::{Look, Run, RunSegment, Status},
-    usage::Usage,
     workers::Job,
 };
 
@@ -66,7 +67,7 @@ impl Domain {
                 return Err(RunError::Busy { reason });
             }
         }
-        match state.first_poison(&plan.segments) {
+        match state.first_poison(plan, ..) {
             Some(poison) => Err(RunError::Poisoned { poison }),
             None => Ok(()),
         }
@@ -150,7 +151,7 @@ impl Domain {
                 state.counts.segments += 1;
             }
             (LineKind::Task, SegmentWork::Task(task)) => {
-                let name = segment.nodes.first().map_or_else(|| "join".into(), |node| node.name.clone());
+                let name = run.plan.name_of(number);
                 Job::start(&self.workers, (task.clone(), name), waits, signal, &run.cancelled);
                 state.counts.tasks += 1;
             }
@@ -205,46 +206,6 @@ impl Domain {
         state.lines.push(line);
         Ok(u32::try_from(state.lines.len() - 1).unwrap_or(u32::MAX))
     }
-
-    /// A device refused a later segment of a run that has begun. What was handed over goes on; the rest never comes.
-    fn break_off(&self, state: &mut State, run: &Arc<Run>, number: usize, error: RunError) {
-        let failure = Arc::new(match error {
-            RunError::Submit(error) => warpweft_core_types::Failure::Submit(error),
-            error => warpweft_core_types::Failure::TaskFailed {
-                task: run.plan.segments[number]
-                    .nodes
-                    .first()
-                    .map_or_else(String::new, |node| node.name.to_string()),
-                reason: error.to_string(),
-            },
-        });
-        let cause = self.failure_of(state, &run.plan.segments[number], .., failure);
-        for segment in &run.plan.segments[number..] {
-            state.poison(segment, .., &cause);
-        }
-        run.state().broken = Some(cause);
-    }
-
-    /// What is told about the nodes of a segment that failed.
-    pub(crate) fn failure_of(
-        &self,
-        state: &mut State,
-        segment: &PlannedSegment,
-        nodes: impl std::slice::SliceIndex<[crate::plan::PlannedNode], Output = [crate::plan::PlannedNode]>,
-        source: Arc<warpweft_core_types::Failure>,
-    ) -> Arc<NodeFailure> {
-        let nodes = segment.nodes.get(nodes).unwrap_or_default();
-        let writes = nodes.iter().flat_map(|node| &node.uses).filter(|(_, usage)| usage.writes());
-        let written = writes.map(|(bytes, _)| (state.memories.at(bytes.memory).device, bytes.range.clone()));
-        let written = written.collect();
-        let place = match segment.place {
-            NodePlace::Device { device, .. } => self.devices[device as usize].id.to_string(),
-            NodePlace::Host => "the host".to_owned(),
-        };
-        let nodes =
-            nodes.iter().map(|node| FailedNode { id: node.id, name: node.name.to_string() }).collect();
-        Arc::new(NodeFailure { nodes, place, written, source })
-    }
 }
 
 impl State {
@@ -257,53 +218,6 @@ impl State {
             memory.users.add(bytes.range.clone(), *usage, point, &mut Unordered);
         }
         self.heal(segment);
-    }
-
-    /// What a segment writes anew is no longer poisoned.
-    pub(crate) fn heal(&mut self, segment: &PlannedSegment) {
-        for (bytes, _) in segment.uses.iter().filter(|(_, usage)| *usage == Usage::Write) {
-            self.memories.at(bytes.memory).heal(&bytes.range);
-        }
-    }
-
-    /// Poisoned bytes that segments read before they have written them.
-    pub(crate) fn first_poison(&mut self, segments: &[PlannedSegment]) -> Option<Poison> {
-        let uses = segments.iter().flat_map(|segment| &segment.uses);
-        if uses.clone().all(|(bytes, _)| self.memories.at(bytes.memory).poison_in(&bytes.range).is_none()) {
-            return None;
-        }
-        let mut written: Vec<&Bytes> = Vec::new();
-        for node in segments.iter().flat_map(|segment| &segment.nodes) {
-            for (bytes, _) in node.uses.iter().filter(|(_, usage)| usage.reads()) {
-                if let Some(poison) = self.memories.at(bytes.memory).poison_in(&bytes.range) {
-                    let mut left = vec![
-                        poison.range.start.max(bytes.range.start)..poison.range.end.min(bytes.range.end),
-                    ];
-                    for done in written.iter().filter(|done| done.memory == bytes.memory) {
-                        left = left.into_iter().flat_map(|range| without(range, &done.range)).collect();
-                    }
-                    if !left.is_empty() {
-                        return Some(poison);
-                    }
-                }
-            }
-            let writes = node.uses.iter().filter(|(_, usage)| *usage == Usage::Write);
-            written.extend(writes.map(|(bytes, _)| bytes));
-        }
-        None
-    }
-
-    /// Poisons what nodes of a segment were to write.
-    pub(crate) fn poison(
-        &mut self,
-        segment: &PlannedSegment,
-        nodes: impl std::slice::SliceIndex<[crate::plan::PlannedNode], Output = [crate::plan::PlannedNode]>,
-        cause: &Arc<NodeFailure>,
-    ) {
-        let nodes = segment.nodes.get(nodes).unwrap_or_default();
-        for (bytes, _) in nodes.iter().flat_map(|node| &node.uses).filter(|(_, usage)| usage.writes()) {
-            self.memories.at(bytes.memory).poison(bytes.range.clone(), cause);
-        }
     }
 
     /// The semaphores to wait for; those of the own line need no words.
@@ -338,14 +252,6 @@ pub(crate) fn add(points: &mut Points, point: Point) {
     }
 }
 
-fn without(
-    range: std::ops::Range<u64>,
-    hole: &std::ops::Range<u64>,
-) -> impl Iterator<Item = std::ops::Range<u64>> {
-    let (left, right) = (range.start..range.end.min(hole.start), range.start.max(hole.end)..range.end);
-    [left, right].into_iter().filter(|part| !part.is_empty())
-}
-
 /// Gives a queue the work of a segment.
 fn give(
     queue: &dyn Queue,
@@ -358,9 +264,6 @@ fn give(
         SegmentWork::Graph(graph) => {
             queue.submit(&Submission { waits, ops: &[Op::Replay(graph)], signals: &signals })
         }
-        SegmentWork::Op(op) => {
-            op.with(|op| queue.submit(&Submission { waits, ops: &[*op], signals: &signals }))
-        }
         SegmentWork::Ops(ops) => give_each(queue, ops, waits, &signals),
         SegmentWork::Task(_) => {
             Err(SubmitError::Invalid { reason: "a task of the host for a device".to_owned() })
@@ -371,10 +274,16 @@ fn give(
 /// One after the other, which is an order that all edges allow.
 fn give_each(
     queue: &dyn Queue,
-    ops: &[OwnedOp],
+    ops: &[Arc<GraphOp>],
     waits: &[SemaphorePoint],
     signals: &[SemaphorePoint],
 ) -> Result<SubmissionId, SubmitError> {
+    // Captured work only gets into graphs, and joins are left out.
+    let ops = ops.iter().filter_map(|op| match op.as_ref() {
+        GraphOp::Op(op) => Some(op),
+        _ => None,
+    });
+    let ops: SmallVec<[&OwnedOp; 1]> = ops.collect();
     let Some((last, others)) = ops.split_last() else {
         return queue.submit(&Submission { waits, ops: &[], signals });
     };

@@ -157,7 +157,7 @@ impl CudaGraph {
         let captured = captured.into_iter().flatten().collect();
         let executable =
             Executable { context: Arc::clone(context), raw, _template: template, _captured: captured };
-        let applied = nodes.iter().map(|node| Arc::new(node.op.clone())).collect();
+        let applied = nodes.iter().map(|node| Arc::clone(&node.op)).collect();
         let mut communicators: Vec<Arc<dyn NativeCommunicator>> = Vec::new();
         for_each_group(nodes, |group| {
             if !communicators.iter().any(|known| Arc::ptr_eq(known, group.communicator())) {
@@ -318,7 +318,7 @@ fn captured(
     keep: &mut KeepAlive,
 ) -> Result<Vec<Option<Template>>, GraphError> {
     let capture = |(node, entry): (usize, &GraphNode)| {
-        let GraphOp::Op(op) = &entry.op else { return Ok(None) };
+        let GraphOp::Op(op) = entry.op.as_ref() else { return Ok(None) };
         op.with(|op| {
             let Op::Collective(group) = op else { return Ok(None) };
             let refused = |reason: String| GraphError::Node { node, reason };
@@ -345,7 +345,7 @@ fn capture_group(
 
 fn for_each_group(nodes: &[GraphNode], mut visit: impl FnMut(&CollectiveGroup<'_>)) {
     for node in nodes {
-        if let GraphOp::Op(op) = &node.op {
+        if let GraphOp::Op(op) = node.op.as_ref() {
             op.with(|op| {
                 if let Op::Collective(group) = op {
                     visit(group);

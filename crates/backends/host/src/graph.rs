@@ -1,16 +1,27 @@
 //! Graphs of host devices: a queue runs the nodes in order, which every set of edges allows.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
-use warpweft_core_types::{DeviceId, Graph, GraphError, GraphNode, GraphOp, OwnedOp};
+use warpweft_core_types::{DeviceId, Graph, GraphError, GraphNode, GraphOp, OwnedOp, SubmitError};
 
-use crate::{link::LinkTable, queue};
+use crate::{
+    link::LinkTable,
+    queue::{self, HostOp},
+};
 
 /// A graph whose nodes were checked.
 #[derive(Debug)]
 pub(crate) struct HostGraph {
     device: DeviceId,
     links: Arc<LinkTable>,
+    /// The operands of the latest replay, found: most replays have those of the one before.
+    latest: Mutex<Option<Found>>,
+}
+
+#[derive(Debug)]
+struct Found {
+    ops: Arc<[Arc<GraphOp>]>,
+    found: Arc<[HostOp]>,
 }
 
 impl HostGraph {
@@ -19,9 +30,9 @@ impl HostGraph {
         links: &Arc<LinkTable>,
         nodes: &[GraphNode],
     ) -> Result<Self, GraphError> {
-        let graph = Self { device, links: Arc::clone(links) };
+        let graph = Self { device, links: Arc::clone(links), latest: Mutex::default() };
         for (node, entry) in nodes.iter().enumerate() {
-            match &entry.op {
+            match entry.op.as_ref() {
                 GraphOp::Op(op) => graph.check(node, op)?,
                 GraphOp::Join => {}
                 GraphOp::Captured(work) => {
@@ -32,6 +43,23 @@ impl HostGraph {
         }
         Ok(graph)
     }
+
+    /// The operations of nodes with these operands.
+    pub(crate) fn found(&self, ops: &Arc<[Arc<GraphOp>]>) -> Result<Arc<[HostOp]>, SubmitError> {
+        let mut latest = self.latest.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = latest.as_ref().filter(|known| Arc::ptr_eq(&known.ops, ops)) {
+            return Ok(Arc::clone(&known.found));
+        }
+        // A join does nothing, and captured work does not get into graphs of host devices.
+        let with_work = ops.iter().filter_map(|op| match op.as_ref() {
+            GraphOp::Op(op) => Some(op),
+            _ => None,
+        });
+        let found = with_work.map(|op| queue::find_owned(self.device, &self.links, op));
+        let found: Arc<[HostOp]> = found.collect::<Result<_, _>>()?;
+        *latest = Some(Found { ops: Arc::clone(ops), found: Arc::clone(&found) });
+        Ok(found)
+    }
 }
 
 impl Graph for HostGraph {
@@ -40,6 +68,7 @@ impl Graph for HostGraph {
     }
 
     fn check(&self, node: usize, op: &OwnedOp) -> Result<(), GraphError> {
-        queue::check_owned(self.device, &self.links, op).map_err(|source| GraphError::Submit { node, source })
+        let found = queue::find_owned(self.device, &self.links, op);
+        found.map(|_| ()).map_err(|source| GraphError::Submit { node, source })
     }
 }

@@ -11,8 +11,8 @@ use std::{
 
 use smallvec::SmallVec;
 use warpweft_core_types::{
-    Access, BufferView, DeviceId, Failure, GraphOp, Launch, Op, OwnedOp, PreparedGraph, Queue, QueueDesc,
-    QueueId, SemaphorePoint, Submission, SubmissionId, SubmitError, WorkId, promise_all,
+    Access, BufferView, DeviceId, Failure, Launch, Op, OwnedOp, PreparedGraph, Queue, QueueDesc, QueueId,
+    SemaphorePoint, Submission, SubmissionId, SubmitError, WorkId, promise_all,
 };
 
 use crate::{
@@ -76,15 +76,40 @@ enum Phase {
 struct Job {
     id: SubmissionId,
     waits: SmallVec<[SemaphorePoint; 2]>,
-    ops: SmallVec<[HostOp; 1]>,
+    ops: SmallVec<[Part; 1]>,
     signals: SmallVec<[SemaphorePoint; 1]>,
-    /// The first operation not done yet.
-    next: usize,
+    next: Next,
+}
+
+/// The first operation of a job that is not done yet.
+#[derive(Debug, Clone, Copy, Default)]
+struct Next {
+    part: usize,
+    /// Within the part.
+    node: usize,
+    /// How many were done before.
+    done: u32,
+}
+
+/// A part of a job: an operation, or all those of a graph.
+#[derive(Debug)]
+enum Part {
+    Op(HostOp),
+    Nodes(Arc<[HostOp]>),
+}
+
+impl Part {
+    fn ops(&self) -> &[HostOp] {
+        match self {
+            Self::Op(op) => std::slice::from_ref(op),
+            Self::Nodes(ops) => ops,
+        }
+    }
 }
 
 /// An operation whose operands were found.
 #[derive(Debug)]
-enum HostOp {
+pub(crate) enum HostOp {
     Copy { src: Operand, dst: Operand },
     Fill { dst: Operand, pattern: u32 },
     Launch(Arc<HostLaunch>),
@@ -93,7 +118,7 @@ enum HostOp {
 
 /// A view, which keeps its memory alive, and where that memory is.
 #[derive(Debug, Clone)]
-struct Operand {
+pub(crate) struct Operand {
     view: BufferView,
     span: Span,
 }
@@ -106,6 +131,27 @@ impl State {
 }
 
 impl Job {
+    /// What is not done yet.
+    fn remaining(&self) -> impl Iterator<Item = &HostOp> {
+        let parts = self.ops.get(self.next.part..).unwrap_or_default();
+        parts.iter().flat_map(Part::ops).skip(self.next.node)
+    }
+
+    /// The next operation, with its position, which counts as done from here on.
+    fn advance(next: &mut Next, ops: &[Part]) -> Option<(u32, (usize, usize))> {
+        while let Some(part) = ops.get(next.part) {
+            if next.node < part.ops().len() {
+                let at = (next.part, next.node);
+                next.node += 1;
+                next.done += 1;
+                return Some((next.done - 1, at));
+            }
+            next.part += 1;
+            next.node = 0;
+        }
+        None
+    }
+
     /// The points that are not reached yet, or the failure that makes the job pointless.
     fn obstacles(&self) -> Result<SmallVec<[SemaphorePoint; 2]>, Arc<Failure>> {
         let mut unmet = SmallVec::new();
@@ -145,7 +191,10 @@ impl QueueCore {
     fn submit(self: &Arc<Self>, submission: &Submission<'_>) -> Result<SubmissionId, SubmitError> {
         let mut ops = SmallVec::new();
         for op in submission.ops {
-            find_op(self.id.device, &self.links, op, &mut ops)?;
+            ops.push(match op {
+                Op::Replay(graph) => Part::Nodes(find_nodes(self.id.device, graph)?),
+                op => Part::Op(find_op(self.id.device, &self.links, op)?),
+            });
         }
         for point in submission.signals {
             let owner = point.semaphore.device();
@@ -164,7 +213,7 @@ impl QueueCore {
         let id = SubmissionId { queue: self.id, index: state.submitted };
         state.submitted += 1;
         let (waits, signals) = (submission.waits.into(), submission.signals.into());
-        state.jobs.push_back(Job { id, waits, ops, signals, next: 0 });
+        state.jobs.push_back(Job { id, waits, ops, signals, next: Next::default() });
         if state.jobs.len() == 1 {
             self.schedule(state);
         }
@@ -258,10 +307,9 @@ impl QueueCore {
     }
 
     fn execute(&self, job: &mut Job) -> Outcome {
-        while let Some(op) = job.ops.get(job.next) {
-            let position = u32::try_from(job.next).unwrap_or(u32::MAX);
-            job.next += 1;
-            match self.execute_op(WorkId::Operation { submission: job.id, position }, op) {
+        while let Some((position, (part, node))) = Job::advance(&mut job.next, &job.ops) {
+            let work = WorkId::Operation { submission: job.id, position };
+            match self.execute_op(work, &job.ops[part].ops()[node]) {
                 Ok(None) => {}
                 Ok(Some(due)) => return Outcome::Pause(due),
                 Err(failure) => return Outcome::Failed(failure),
@@ -320,11 +368,10 @@ impl QueueCore {
     pub(crate) fn is_quick(&self, remaining: Duration) -> bool {
         let state = self.lock();
         let Some(job) = state.jobs.front() else { return false };
-        let ops = &job.ops[job.next..];
-        if ops.len() > QUICK_OPS {
+        if job.remaining().nth(QUICK_OPS).is_some() {
             return false;
         }
-        let cost = ops.iter().map(quick_time).sum::<Option<Duration>>();
+        let cost = job.remaining().map(quick_time).sum::<Option<Duration>>();
         cost.is_some_and(|cost| cost + PER_OP <= remaining / 4)
     }
 
@@ -392,15 +439,10 @@ fn raise(point: &SemaphorePoint) {
     let _settled = point.semaphore.signal(point.value);
 }
 
-/// Finds an operation's operands, checks that the device can carry it out, and adds it to `found`.
-fn find_op(
-    device: DeviceId,
-    links: &LinkTable,
-    op: &Op<'_>,
-    found: &mut SmallVec<[HostOp; 1]>,
-) -> Result<(), SubmitError> {
+/// Finds an operation's operands, and checks that the device can carry it out.
+fn find_op(device: DeviceId, links: &LinkTable, op: &Op<'_>) -> Result<HostOp, SubmitError> {
     let operand = |view, access| find_view(device, links, view, access);
-    found.push(match op {
+    Ok(match op {
         Op::Copy(copy) => {
             HostOp::Copy { src: operand(copy.src(), Access::Read)?, dst: operand(copy.dst(), Access::Write)? }
         }
@@ -413,36 +455,23 @@ fn find_op(
             HostOp::Launch(Arc::new(find_launch(device, links, launch)?))
         }
         Op::Timestamp(stamp) => HostOp::Timestamp { dst: operand(stamp.dst(), Access::Write)? },
-        Op::Replay(graph) => return find_nodes(device, links, graph, found),
         _ => return Err(SubmitError::Unsupported { device, what: op.name() }),
-    });
-    Ok(())
+    })
 }
 
-/// The same for every node of a graph.
-fn find_nodes(
-    device: DeviceId,
-    links: &LinkTable,
-    graph: &PreparedGraph,
-    found: &mut SmallVec<[HostOp; 1]>,
-) -> Result<(), SubmitError> {
+/// The operations of a graph's nodes.
+fn find_nodes(device: DeviceId, graph: &PreparedGraph) -> Result<Arc<[HostOp]>, SubmitError> {
     let owner = graph.graph().device();
     let prepared: &dyn Any = graph.graph().as_ref();
-    if owner != device || !prepared.is::<HostGraph>() {
-        return Err(SubmitError::Foreign { what: "graph", owner, device });
+    match prepared.downcast_ref::<HostGraph>() {
+        Some(prepared) if owner == device => prepared.found(graph.ops()),
+        _ => Err(SubmitError::Foreign { what: "graph", owner, device }),
     }
-    for node in graph.ops().iter() {
-        // A join does nothing, and captured work does not get into graphs of host devices.
-        if let GraphOp::Op(op) = node.as_ref() {
-            op.with(|op| find_op(device, links, op, found))?;
-        }
-    }
-    Ok(())
 }
 
-/// Whether the device can carry out an operation, for graphs.
-pub(crate) fn check_owned(device: DeviceId, links: &LinkTable, op: &OwnedOp) -> Result<(), SubmitError> {
-    op.with(|op| find_op(device, links, op, &mut SmallVec::new()))
+/// The same for an operation that is kept, in a graph.
+pub(crate) fn find_owned(device: DeviceId, links: &LinkTable, op: &OwnedOp) -> Result<HostOp, SubmitError> {
+    op.with(|op| find_op(device, links, op))
 }
 
 /// Finds a launch's operands and checks that the device can carry it out.

@@ -66,7 +66,7 @@ impl VulkanGraph {
             state: Mutex::default(),
             _hold: Hold::new(Arc::clone(device)),
         };
-        let ops: Arc<[Arc<GraphOp>]> = nodes.iter().map(|node| Arc::new(node.op.clone())).collect();
+        let ops: Arc<[Arc<GraphOp>]> = nodes.iter().map(|node| Arc::clone(&node.op)).collect();
         if graph.is_recorded_once(&ops) {
             let recorded = graph.recorded(&ops);
             recorded.map_err(|error| tools.gpu.sort(error, GraphError::Failed, GraphError::Driver))?;
@@ -200,7 +200,7 @@ fn check(tools: &Tools, node: usize, op: &GraphOp) -> Result<(), GraphError> {
 /// The fewest barriers there can be: nodes go by the longest chain that leads to them, and a barrier stands wherever
 /// the chains are one longer.
 fn order(nodes: &[GraphNode]) -> Vec<Recorder> {
-    let levels = levels(nodes.iter().map(|entry| (!matches!(entry.op, GraphOp::Join), &entry.after[..])));
+    let levels = levels(nodes.iter().map(|entry| (!matches!(*entry.op, GraphOp::Join), &entry.after[..])));
     let mut order: Vec<usize> = (0..nodes.len()).collect();
     // Stable: nodes of one level stay in the order they were given in.
     order.sort_by_key(|&node| levels[node]);

@@ -172,7 +172,7 @@ fn tasks_of_two_buffers(runtime: &Runtime, device: &Arc<dyn Device>) -> anyhow::
             ];
             graph.task(&task, &operands)?;
         }
-        graph.prepare()?.submit()?.wait(PATIENCE)?;
+        graph.run()?.wait(PATIENCE)?;
         Ok(began.elapsed())
     })
 }

@@ -59,7 +59,7 @@ impl Completion {
     /// How it ended; none while it is under way. Does not block, and runs nothing.
     pub fn outcome(&self) -> Option<Result<(), CompletionError>> {
         loop {
-            match self.run.look() {
+            match self.domain.look(&self.run) {
                 Look::UnderWay => return None,
                 Look::Failing => self.domain.settle(&mut self.domain.state()),
                 Look::Ended => return self.run.outcome(),

@@ -1,6 +1,6 @@
 //! What a runtime shares: devices, their lines, memories, and what is under way.
 
-use std::{collections::VecDeque, sync::Arc};
+use std::{collections::VecDeque, sync::Arc, thread, time::Duration};
 
 use rustc_hash::FxHashSet;
 use smallvec::SmallVec;
@@ -14,14 +14,18 @@ use crate::{
     graph::NodePlace,
     memory::{Bytes, Memories, Point},
     node::{NodeDesc, WorkDesc},
-    run::Run,
+    run::{Look, Run},
     statistics::Counts,
     sync::{Condvar, Mutex, MutexGuard},
+    trace::Tracer,
     workers::Workers,
 };
 
 /// Submissions a queue holds. What is under way at once is bounded in other ways, so that this is not met.
 const QUEUE_CAPACITY: usize = 1 << 14;
+
+/// How long a thread that sees work end waits at once.
+const DRAIN_STEP: Duration = Duration::from_secs(1);
 
 /// One allocation and dependency domain.
 #[derive(Debug)]
@@ -30,6 +34,7 @@ pub(crate) struct Domain {
     pub(crate) config: RuntimeConfig,
     pub(crate) workers: Arc<Workers>,
     state: Mutex<State>,
+    pub(crate) tracer: Tracer,
     /// A lease has ended, or a failure was settled.
     pub(crate) changed: Condvar,
 }
@@ -41,7 +46,7 @@ pub(crate) struct DeviceEntry {
     pub(crate) device: Arc<dyn Device>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct State {
     pub(crate) memories: Memories,
     pub(crate) lines: Vec<Line>,
@@ -114,21 +119,12 @@ impl Domain {
                 lines.push(Line::lane(number, entry.device.as_ref(), 0)?);
             }
         }
-        let state = State {
-            memories: Memories::default(),
-            lines,
-            free_tasks: Vec::new(),
-            in_flight: VecDeque::new(),
-            lost: FxHashSet::default(),
-            failed_lines: FxHashSet::default(),
-            next_run: 0,
-            turn: 0,
-            counts: Counts::default(),
-        };
+        let state = State { lines, ..State::default() };
         Ok(Arc::new(Self {
             devices,
             config,
             workers: Workers::new(config.workers),
+            tracer: Tracer::default(),
             state: Mutex::new(state),
             changed: Condvar::new(),
         }))
@@ -137,6 +133,15 @@ impl Domain {
     pub(crate) fn state(&self) -> MutexGuard<'_, State> {
         // Code of devices that runs under it does not panic, and ours leaves nothing half done.
         self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// Looks at a run; one that has ended goes into the trace.
+    pub(crate) fn look(&self, run: &Run) -> Look {
+        let look = run.look();
+        if look == Look::Ended {
+            self.trace_run(run);
+        }
+        look
     }
 
     /// A device's position.
@@ -236,8 +241,44 @@ impl Domain {
 }
 
 impl Drop for Domain {
+    /// Dropping cancels nothing: what is under way has a thread that sees it end, and holds devices and queues until
+    /// then.
     fn drop(&mut self) {
-        self.workers.close();
+        self.forget_ended(&mut self.state());
+        if self.state().in_flight.is_empty() {
+            return self.workers.close();
+        }
+        let rest = Self {
+            devices: std::mem::take(&mut self.devices),
+            config: self.config,
+            workers: Arc::clone(&self.workers),
+            tracer: Tracer::default(),
+            state: Mutex::new(std::mem::take(&mut *self.state())),
+            changed: Condvar::new(),
+        };
+        let rest = Arc::new(rest);
+        let own = Arc::clone(&rest);
+        let drain = move || own.drain();
+        if let Err(error) = thread::Builder::new().name("warpweft-drain".to_owned()).spawn(drain) {
+            tracing::warn!(%error, "work under way loses its devices to nobody: they are kept for good");
+            std::mem::forget(rest);
+        }
+    }
+}
+
+impl Domain {
+    /// Sees everything end.
+    fn drain(&self) {
+        loop {
+            let mut state = self.state();
+            self.forget_ended(&mut state);
+            let Some(oldest) = state.in_flight.front().cloned() else { return };
+            drop(state);
+            if let Some(point) = oldest.next_point() {
+                // However it ends, or if time is up, it is looked at again.
+                let _looked_at = point.wait(DRAIN_STEP);
+            }
+        }
     }
 }
 

@@ -7,6 +7,7 @@ use warpweft_core_types::{BufferView, Deadline, GraphOp, WaitError};
 
 use crate::{
     completion::Completion,
+    domain::Domain,
     error::{BusyReason, PrepareError, RecordError, RunError},
     graph::Graph,
     node::{NodeDesc, NodeId, own_work},
@@ -50,7 +51,7 @@ impl ExecutableGraph {
     pub fn submit(&self) -> Result<Completion, RunError> {
         let mut slots = self.slots();
         let count = slots.len();
-        let Some(slot) = slots.iter_mut().find(|slot| slot.is_free()) else {
+        let Some(slot) = slots.iter_mut().find(|slot| slot.is_free(&self.graph.domain)) else {
             return Err(RunError::Busy { reason: BusyReason::Slots { slots: count } });
         };
         let run = self.graph.domain.submit(&self.plan, &slot.work)?;
@@ -171,15 +172,21 @@ impl ExecutableGraph {
                 let own = changed.iter().filter(|(segment, _)| *segment == number);
                 let ops = own.filter_map(|&at| Some((at.1, Arc::clone(new.op(at)?))));
                 match segment {
-                    SegmentWork::Graph(graph) => {
-                        let ops: Vec<(usize, Arc<GraphOp>)> = ops.collect();
+                    SegmentWork::Graph { graph, stamps } => {
+                        let stamps = stamps.as_ref();
+                        let place = |position: usize| match stamps {
+                            Some(stamps) => stamps.positions[position],
+                            None => position,
+                        };
+                        let ops: Vec<(usize, Arc<GraphOp>)> =
+                            ops.map(|(position, op)| (place(position), op)).collect();
                         if !ops.is_empty() && graph.set_all(ops).is_err() {
                             // Such as a copy that is now from another kind of memory.
                             return Ok(None);
                         }
                     }
                     SegmentWork::Task(task) => *task = new.task_of(number),
-                    SegmentWork::Ops(_) => return Ok(None),
+                    SegmentWork::Ops(_) | SegmentWork::Mark => return Ok(None),
                 }
             }
             works.push(work.into());
@@ -210,7 +217,7 @@ impl fmt::Debug for ExecutableGraph {
 }
 
 impl Slot {
-    fn is_free(&self) -> bool {
-        self.run.as_ref().is_none_or(|run| run.look() == Look::Ended)
+    fn is_free(&self, domain: &Domain) -> bool {
+        self.run.as_ref().is_none_or(|run| domain.look(run) == Look::Ended)
     }
 }

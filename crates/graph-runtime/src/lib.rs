@@ -9,6 +9,7 @@ mod exec;
 mod failure;
 mod graph;
 mod guard;
+mod hand_off;
 mod infer;
 mod memory;
 mod node;
@@ -24,6 +25,7 @@ mod statistics;
 mod submit;
 mod sync;
 mod task;
+mod trace;
 mod usage;
 mod workers;
 
@@ -36,8 +38,10 @@ pub use error::{
 pub use exec::ExecutableGraph;
 pub use graph::{Graph, Hazard, Reason};
 pub use guard::{ReadGuard, WriteGuard};
+pub use hand_off::HandOff;
 pub use node::{NodeDesc, NodeId};
 pub use runtime::{Buffer, MemoryPlacement, Runtime};
 pub use statistics::Statistics;
 pub use task::{HostTask, OperandError, TaskContext, TaskError};
+pub use trace::{ExecutionTrace, TraceClock, TraceEvent};
 pub use usage::Usage;

@@ -3,7 +3,10 @@
 use std::sync::Arc;
 
 use smallvec::SmallVec;
-use warpweft_core_types::{Device, GraphError, GraphNode, GraphOp, PreparedGraph};
+use warpweft_core_types::{
+    BufferDesc, BufferView, Device, DeviceClock, GraphError, GraphNode, GraphOp, Op, PreparedGraph,
+    RangeError, TimestampRegion,
+};
 
 use crate::{
     error::PrepareError,
@@ -13,6 +16,7 @@ use crate::{
     order::Dag,
     segment::{self, Place},
     task::HostTask,
+    trace::Stamps,
     usage::Usage,
 };
 
@@ -23,6 +27,8 @@ pub(crate) struct Plan {
     pub(crate) segments: Vec<PlannedSegment>,
     /// A rank of a collective is in it, which is never skipped.
     pub(crate) has_collective: bool,
+    /// For each node those that come directly before it, where a trace wants to know.
+    pub(crate) after: Vec<SmallVec<[NodeId; 2]>>,
 }
 
 impl Plan {
@@ -51,10 +57,16 @@ pub(crate) type Uses = SmallVec<[(Bytes, Usage); 4]>;
 /// What a segment does.
 #[derive(Debug, Clone)]
 pub(crate) enum SegmentWork {
-    Graph(PreparedGraph),
+    Graph {
+        graph: PreparedGraph,
+        /// Where the device notes times, for a trace.
+        stamps: Option<Stamps>,
+    },
     /// Where the device prepares no graphs, or the work is all there is.
     Ops(SmallVec<[Arc<GraphOp>; 1]>),
     Task(OwnedTask),
+    /// Nothing: another library has enqueued the work.
+    Mark,
 }
 
 /// The work of all segments, in one slot of a prepared graph or for a single submission.
@@ -88,6 +100,7 @@ impl Layout {
                 recorded: Arc::clone(recorded),
                 segments: Vec::with_capacity(cut.len()),
                 has_collective: recorded.nodes.iter().any(|node| node.work.kind() == "collective"),
+                after: if graph.domain.tracer.is_active() { predecessors(graph) } else { Vec::new() },
             },
             graphs: Vec::with_capacity(cut.len()),
             numbers: Vec::with_capacity(cut.len()),
@@ -116,8 +129,13 @@ impl Layout {
     pub(crate) fn prepare(&self, graph: &Graph) -> Result<SlotWork, PrepareError> {
         let one = |(number, segment): (usize, &PlannedSegment)| match segment.place {
             NodePlace::Device { device, .. } => {
-                let device = graph.domain.devices[device as usize].device.as_ref();
-                self.prepare_segment(number, device)
+                let entry = &graph.domain.devices[device as usize];
+                let traced = graph.domain.tracer.is_active();
+                let stamped = if traced { self.prepare_stamped(number, entry.device.as_ref()) } else { None };
+                match stamped {
+                    Some(work) => Ok(work),
+                    None => self.prepare_segment(number, entry.device.as_ref()),
+                }
             }
             NodePlace::Host => Ok(SegmentWork::Task(self.task(segment))),
         };
@@ -131,7 +149,30 @@ impl Layout {
             let with_work = nodes.iter().filter(|node| !matches!(*node.op, GraphOp::Join));
             return Ok(SegmentWork::Ops(with_work.map(|node| Arc::clone(&node.op)).collect()));
         }
-        PreparedGraph::new(device, nodes).map(SegmentWork::Graph).map_err(|source| self.named(number, source))
+        PreparedGraph::new(device, nodes)
+            .map(|graph| SegmentWork::Graph { graph, stamps: None })
+            .map_err(|source| self.named(number, source))
+    }
+
+    /// The same with a note of the time before and after each node; none where the device tells no time, or has no
+    /// memory for it that the host reads.
+    fn prepare_stamped(&self, number: usize, device: &dyn Device) -> Option<SegmentWork> {
+        let (clock, nodes) = (device.clock()?, &self.graphs[number]);
+        let with_work = nodes.iter().filter(|node| !matches!(*node.op, GraphOp::Join)).count();
+        let size = 2 * TimestampRegion::SIZE * with_work as u64;
+        let view = BufferView::whole(device.allocate(&BufferDesc::host_visible(size)).ok()?);
+        let mut stamped = Stamped {
+            clock,
+            view: &view,
+            nodes: Vec::new(),
+            ends: Vec::new(),
+            positions: Vec::new(),
+            words: 0,
+        };
+        nodes.iter().try_for_each(|node| stamped.add(node)).ok()?;
+        let (nodes, positions) = (stamped.nodes, stamped.positions.into());
+        let graph = PreparedGraph::new(device, &nodes).ok()?;
+        Some(SegmentWork::Graph { graph, stamps: Some(Stamps { view, positions }) })
     }
 
     /// A task, or, for a join among tasks, one that does nothing.
@@ -194,6 +235,54 @@ impl Layout {
     pub(crate) fn op(&self, (segment, position): (usize, usize)) -> Option<&Arc<GraphOp>> {
         self.graphs[segment].get(position).map(|node| &node.op)
     }
+}
+
+/// A device's graph with a note of the time around each node.
+struct Stamped<'a> {
+    clock: &'a dyn DeviceClock,
+    view: &'a BufferView,
+    nodes: Vec<GraphNode>,
+    /// For each node of the plain graph the one that ends it here.
+    ends: Vec<usize>,
+    /// For each node of the plain graph itself here.
+    positions: Vec<usize>,
+    words: u64,
+}
+
+impl Stamped<'_> {
+    fn add(&mut self, node: &GraphNode) -> Result<(), RangeError> {
+        let after: SmallVec<[usize; 2]> = node.after.iter().map(|&before| self.ends[before]).collect();
+        if matches!(*node.op, GraphOp::Join) {
+            self.push(Arc::clone(&node.op), after);
+            self.positions.push(self.nodes.len() - 1);
+        } else {
+            self.stamp(after)?;
+            let begin = self.nodes.len() - 1;
+            self.push(Arc::clone(&node.op), [begin].into_iter().collect());
+            self.positions.push(begin + 1);
+            self.stamp([begin + 1].into_iter().collect())?;
+        }
+        self.ends.push(self.nodes.len() - 1);
+        Ok(())
+    }
+
+    fn stamp(&mut self, after: SmallVec<[usize; 2]>) -> Result<(), RangeError> {
+        let start = self.words * TimestampRegion::SIZE;
+        let word = self.view.slice(start..start + TimestampRegion::SIZE)?;
+        let region = TimestampRegion::new(self.clock, &word)?;
+        self.push(Arc::new(GraphOp::from(&Op::Timestamp(region))), after);
+        self.words += 1;
+        Ok(())
+    }
+
+    fn push(&mut self, op: Arc<GraphOp>, mut after: SmallVec<[usize; 2]>) {
+        after.sort_unstable();
+        self.nodes.push(GraphNode { op, after });
+    }
+}
+
+fn predecessors(graph: &Graph) -> Vec<SmallVec<[NodeId; 2]>> {
+    graph.ids().map(|node| graph.predecessors(node).into()).collect()
 }
 
 fn planned(recorded: &Recorded, dag: &Dag, segment: segment::Segment) -> PlannedSegment {

@@ -10,6 +10,7 @@ use crate::{
     memory::Point,
     plan::{Plan, SlotWork},
     sync::{AtomicBool, Mutex, MutexGuard, Ordering},
+    trace::Moments,
 };
 
 /// One submission of a prepared graph, or of a single operation.
@@ -20,6 +21,8 @@ pub(crate) struct Run {
     pub(crate) work: SlotWork,
     pub(crate) submitted: Instant,
     pub(crate) cancelled: Arc<AtomicBool>,
+    /// It is in the trace.
+    pub(crate) traced: AtomicBool,
     state: Mutex<RunState>,
 }
 
@@ -39,6 +42,8 @@ pub(crate) struct RunSegment {
     /// What it waits for, its own line left out.
     pub(crate) after: SmallVec<[Point; 4]>,
     pub(crate) status: Status,
+    /// When it ended, or its task ran, for a trace.
+    pub(crate) moments: Option<Arc<Moments>>,
 }
 
 #[derive(Debug, Clone)]
@@ -56,6 +61,7 @@ impl Run {
             work: Arc::clone(work),
             submitted: Instant::now(),
             cancelled: Arc::default(),
+            traced: AtomicBool::new(false),
             state: Mutex::default(),
         }
     }

@@ -15,12 +15,14 @@ use crate::{
     error::{MapError, RecordError, RunError},
     graph::{Graph, NodePlace, Recorded, range_error},
     guard::{ReadGuard, WriteGuard},
+    hand_off::HandOff,
     infer::Use,
     node::{NodeDesc, Work, WorkDesc, own, usage_of},
     plan::{Plan, PlannedSegment, SegmentWork, merged},
     statistics::Statistics,
     sync::MutexGuard,
     task::HostTask,
+    trace::ExecutionTrace,
     usage::Usage,
 };
 
@@ -261,6 +263,40 @@ impl Runtime {
         self.run(NodeDesc::fill(FillRegion::bytes(view, 0)).named("reset"))
     }
 
+    /// Lets `call` enqueue work of another library in a queue of a device, behind everything before it that uses the
+    /// same bytes, and before everything behind it.
+    ///
+    /// While `call` runs, other work that uses the bytes is [`Busy`](crate::BusyReason::HandedOff), and residents of the
+    /// device give way. The bytes are taken back when it returns, also by a panic. It must leave the queue usable, and
+    /// touch nothing but `operands`, as it says it does.
+    ///
+    /// # Errors
+    ///
+    /// See [`RunError`]; [`SubmitError::Unsupported`](warpweft_core_types::SubmitError::Unsupported) where the device
+    /// works with no other libraries. `call` did not run then, unless its queue failed while it did.
+    pub fn hand_off<R>(
+        &self,
+        device: DeviceId,
+        operands: &[(BufferView, Usage)],
+        call: impl FnOnce(&HandOff<'_>) -> R,
+    ) -> Result<(R, Completion), RunError> {
+        self.domain.hand_off(device, operands, call)
+    }
+
+    /// Begins to record what runs; whether nobody was recording.
+    ///
+    /// Graphs that are prepared while a trace is being recorded have their devices note the time before and after each
+    /// node, for as long as they live, which costs some of it. Of others, and of single operations, the host notes when
+    /// they were handed over and when it heard of their end.
+    pub fn start_trace(&self) -> bool {
+        self.domain.start_trace()
+    }
+
+    /// Ends the recording, with everything that has ended by now; none if nobody was recording.
+    pub fn finish_trace(&self) -> Option<ExecutionTrace> {
+        self.domain.finish_trace()
+    }
+
     /// What it has done so far.
     pub fn statistics(&self) -> Statistics {
         let mut state = self.domain.state();
@@ -308,7 +344,8 @@ fn single(
     recorded.nodes.push(node);
     let uses = merged(recorded.bytes_of(0).collect());
     let segment = PlannedSegment { place, after: Vec::new(), uses, nodes: [0].into_iter().collect() };
-    let plan = Plan { recorded: Arc::new(recorded), segments: vec![segment], has_collective };
+    let plan =
+        Plan { recorded: Arc::new(recorded), segments: vec![segment], has_collective, after: Vec::new() };
     Ok((plan, work))
 }
 

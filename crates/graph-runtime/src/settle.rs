@@ -15,6 +15,7 @@ use crate::{
     error::{CompletionError, NodeFailure},
     graph::NodePlace,
     memory::Point,
+    plan::SegmentWork,
     run::{Run, Status},
     submit::{Points, add},
     sync::Ordering,
@@ -103,6 +104,9 @@ impl Domain {
             }
             _ => None,
         };
+        // Where times are noted, an operation stands between two others.
+        let stamped = matches!(&run.work[number], SegmentWork::Graph { stamps: Some(_), .. });
+        let first = first.map(|position| if stamped { position / 3 } else { position });
         let first = first.filter(|&position| position < segment.nodes.len());
         let cause = match first {
             Some(position) => {
@@ -154,6 +158,16 @@ impl Domain {
         let cause = cause.or_else(|| {
             let cancelled = run.cancelled.load(Ordering::Acquire);
             cancelled.then(|| self.failure_of(state, &run.plan, *number, .., Arc::new(Failure::Cancelled)))
+        });
+        let cause = cause.or_else(|| {
+            // What another library enqueued went with its queue.
+            let gone = matches!(run.work[*number], SegmentWork::Mark);
+            let failure = || Failure::TaskFailed {
+                task: run.plan.name_of(*number).into(),
+                reason: "its queue failed, and work of another library cannot be handed over again"
+                    .to_owned(),
+            };
+            gone.then(|| self.failure_of(state, &run.plan, *number, .., Arc::new(failure())))
         });
         if let Some(cause) = cause {
             state.poison(&run.plan, *number, .., &cause);

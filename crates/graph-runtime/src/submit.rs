@@ -1,6 +1,6 @@
 //! Handing work over.
 
-use std::sync::Arc;
+use std::{sync::Arc, task::Waker};
 
 use smallvec::SmallVec;
 use warpweft_core_types::{
@@ -14,6 +14,7 @@ use crate::{
     memory::{Point, Unordered},
     plan::{Plan, PlannedSegment, SegmentWork, SlotWork},
     run::{Look, Run, RunSegment, Status},
+    trace::Moments,
     workers::Job,
 };
 
@@ -53,7 +54,7 @@ impl Domain {
         Ok(run)
     }
 
-    fn admit(&self, state: &mut State, plan: &Plan) -> Result<(), RunError> {
+    pub(crate) fn admit(&self, state: &mut State, plan: &Plan) -> Result<(), RunError> {
         if state.in_flight.len() >= LOOK_FROM.min(self.config.max_submissions) {
             self.forget_ended(state);
         }
@@ -77,7 +78,7 @@ impl Domain {
     pub(crate) fn forget_ended(&self, state: &mut State) {
         let mut failing = false;
         let State { in_flight, free_tasks, lines, counts, .. } = state;
-        in_flight.retain(|run| match run.look() {
+        in_flight.retain(|run| match self.look(run) {
             Look::UnderWay => true,
             Look::Failing => {
                 failing = true;
@@ -101,7 +102,7 @@ impl Domain {
     }
 
     /// Everything that a segment comes after: earlier segments of its run, and others that use its bytes.
-    fn points_before(&self, state: &mut State, run: &Run, segment: &PlannedSegment) -> Points {
+    pub(crate) fn points_before(&self, state: &mut State, run: &Run, segment: &PlannedSegment) -> Points {
         let mut points = Points::new();
         {
             let own = run.state();
@@ -137,6 +138,7 @@ impl Domain {
             }
         };
         let waits = state.semaphores(&after, line);
+        let moments = self.tracer.is_active().then(Arc::<Moments>::default);
         let target = &mut state.lines[line as usize];
         let point = Point { line, value: target.assigned + 1 };
         let signal = SemaphorePoint::new(&target.semaphore, point.value);
@@ -152,7 +154,8 @@ impl Domain {
             }
             (LineKind::Task, SegmentWork::Task(task)) => {
                 let name = run.plan.name_of(number);
-                Job::start(&self.workers, (task.clone(), name), waits, signal, &run.cancelled);
+                let work = (task.clone(), name, moments.clone());
+                Job::start(&self.workers, work, waits, signal, &run.cancelled);
                 state.counts.tasks += 1;
             }
             (LineKind::Task, _) => {
@@ -166,7 +169,10 @@ impl Domain {
         let semaphore = Arc::clone(&target.semaphore);
         state.counts.nodes += segment.nodes.len() as u64;
         let after = points.iter().copied().filter(|point| after.contains(point)).collect();
-        let placed = RunSegment { point, semaphore, after, status: Status::UnderWay };
+        if let Some(moments) = moments.as_ref().filter(|_| segment.place != NodePlace::Host) {
+            semaphore.wake_when(point.value, Waker::from(Arc::clone(moments)));
+        }
+        let placed = RunSegment { point, semaphore, after, status: Status::UnderWay, moments };
         let mut own = run.state();
         match own.segments.get_mut(number) {
             Some(known) => *known = placed,
@@ -177,7 +183,7 @@ impl Domain {
 
     /// The lane to go on in: the one that it all waits for, if it is one, since a queue is in order by itself; else the
     /// next in turn. Points that turn out to be past are taken out.
-    fn lane_for(&self, state: &mut State, device: u32, lane: u32, after: &mut Points) -> u32 {
+    pub(crate) fn lane_for(&self, state: &mut State, device: u32, lane: u32, after: &mut Points) -> u32 {
         let lanes = u32::try_from(self.config.lanes).unwrap_or(u32::MAX);
         let first = device * lanes;
         let own = first..first + lanes;
@@ -210,7 +216,7 @@ impl Domain {
 
 impl State {
     /// Notes a segment at the memories it uses.
-    fn note(&mut self, run: &Run, segment: &PlannedSegment) {
+    pub(crate) fn note(&mut self, run: &Run, segment: &PlannedSegment) {
         let point = run.state().segments.last().map(|own| own.point);
         let Some(point) = point else { return };
         for (bytes, usage) in &segment.uses {
@@ -261,10 +267,11 @@ fn give(
 ) -> Result<SubmissionId, SubmitError> {
     let signals = [signal];
     match work {
-        SegmentWork::Graph(graph) => {
+        SegmentWork::Graph { graph, .. } => {
             queue.submit(&Submission { waits, ops: &[Op::Replay(graph)], signals: &signals })
         }
         SegmentWork::Ops(ops) => give_each(queue, ops, waits, &signals),
+        SegmentWork::Mark => queue.submit(&Submission { waits, ops: &[], signals: &signals }),
         SegmentWork::Task(_) => {
             Err(SubmitError::Invalid { reason: "a task of the host for a device".to_owned() })
         }

@@ -15,6 +15,7 @@ use warpweft_core_types::{Failure, SemaphorePoint};
 use crate::{
     node::OwnedTask,
     sync::{AtomicBool, AtomicU8, AtomicUsize, Condvar, Mutex, MutexGuard, Ordering},
+    trace::Moments,
 };
 
 /// How long a worker looks for the next task before it sleeps. Waking a thread costs about as much.
@@ -34,6 +35,8 @@ pub(crate) struct Workers {
 struct Queue {
     ready: VecDeque<Arc<Job>>,
     threads: usize,
+    /// Of those, how many run a job, and how many sleep. The rest look for one.
+    busy: usize,
     sleeping: usize,
     /// Jobs that were made and have not ended: threads stay for them.
     open: usize,
@@ -45,6 +48,7 @@ struct Queue {
 pub(crate) struct Job {
     task: OwnedTask,
     name: Box<str>,
+    moments: Option<Arc<Moments>>,
     waits: SmallVec<[SemaphorePoint; 4]>,
     signal: SemaphorePoint,
     cancelled: Arc<AtomicBool>,
@@ -69,43 +73,56 @@ impl Workers {
         queue.ready.push_back(job);
         // Relaxed: who sees it takes the lock before it does anything.
         self.ready.fetch_add(1, Ordering::Relaxed);
+        self.rouse(queue);
+    }
+
+    /// Sees to it that ready jobs have somebody, up to the limit: whoever spins is about to take one.
+    fn rouse(self: &Arc<Self>, mut queue: MutexGuard<'_, Queue>) {
+        let spinning = queue.threads - queue.busy - queue.sleeping;
+        if queue.ready.len() <= spinning {
+            return;
+        }
         if queue.sleeping > 0 {
             drop(queue);
-            self.changed.notify_one();
-        } else if queue.threads < self.limit && queue.ready.len() > queue.threads {
-            self.start(queue);
+            return self.changed.notify_one();
+        }
+        if queue.threads < self.limit {
+            queue.threads += 1;
+            drop(queue);
+            self.start();
         }
     }
 
     /// Starts another thread, unless the process may have none. Then those that there are, or whoever waits, do it all.
-    fn start(self: &Arc<Self>, mut queue: MutexGuard<'_, Queue>) {
-        queue.threads += 1;
-        let first = queue.threads == 1;
-        drop(queue);
+    fn start(self: &Arc<Self>) {
         let own = Arc::clone(self);
         let started = thread::Builder::new().name("warpweft-task".to_owned()).spawn(move || own.serve());
-        if let Err(error) = started {
-            tracing::warn!(%error, "no thread for tasks of the host");
-            self.lock().threads -= 1;
-            if first {
-                // Nobody else would ever run them.
-                while self.help(|_| true) {}
-            }
-        }
+        let Err(error) = started else { return };
+        tracing::warn!(%error, "no thread for tasks of the host");
+        let mut queue = self.lock();
+        queue.threads -= 1;
+        let nobody = queue.threads == 0;
+        drop(queue);
+        // Nobody else would ever run them.
+        while nobody && self.help(|_| true) {}
     }
 
-    fn serve(&self) {
+    fn serve(self: &Arc<Self>) {
         while let Some(job) = self.next() {
             job.run();
+            self.lock().busy -= 1;
         }
     }
 
     /// The next job, or nothing when there will be none.
-    fn next(&self) -> Option<Arc<Job>> {
+    fn next(self: &Arc<Self>) -> Option<Arc<Job>> {
         let mut spun = false;
         let mut queue = self.lock();
         loop {
             if let Some(job) = self.pop(&mut queue, |_| true) {
+                queue.busy += 1;
+                // What is left may be for somebody else.
+                self.rouse(queue);
                 return Some(job);
             }
             if queue.closing && queue.open == 0 {
@@ -180,7 +197,7 @@ impl Job {
     /// Makes a job that runs when all of `waits` are reached, and raises `signal` then.
     pub(crate) fn start(
         workers: &Arc<Workers>,
-        (task, name): (OwnedTask, Box<str>),
+        (task, name, moments): (OwnedTask, Box<str>, Option<Arc<Moments>>),
         waits: SmallVec<[SemaphorePoint; 4]>,
         signal: SemaphorePoint,
         cancelled: &Arc<AtomicBool>,
@@ -189,6 +206,7 @@ impl Job {
         let job = Arc::new(Self {
             task,
             name,
+            moments,
             waits,
             signal,
             cancelled: Arc::clone(cancelled),
@@ -248,7 +266,12 @@ impl Job {
             return Err(Arc::new(Failure::Cancelled));
         }
         let failed = |reason: String| Arc::new(Failure::TaskFailed { task: self.name.to_string(), reason });
-        match catch_unwind(AssertUnwindSafe(|| self.task.call())) {
+        let began = self.moments.as_ref().map(|_| Instant::now());
+        let called = catch_unwind(AssertUnwindSafe(|| self.task.call()));
+        if let Some((moments, began)) = self.moments.as_ref().zip(began) {
+            moments.note(began, Instant::now());
+        }
+        match called {
             Ok(Ok(())) => Ok(()),
             Ok(Err(error)) => Err(failed(error.to_string())),
             Err(panic) => Err(failed(format!("it panicked: {}", message_of(panic.as_ref())))),

@@ -1,0 +1,182 @@
+//! Bytes in the hands of another library's code, in order with everything else.
+
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
+    sync::Arc,
+};
+
+use warpweft_core_types::{
+    BufferView, Device, DeviceExt as _, DeviceId, Interop, InteropError, NativeHandle, Queue, Submission,
+    SubmitError,
+};
+
+use crate::{
+    completion::Completion,
+    domain::{Domain, LineKind},
+    error::{RecordError, RunError},
+    graph::{Node, NodePlace, Recorded},
+    infer::Use,
+    memory::{Bytes, LeaseKind},
+    node::{OwnedTask, Work},
+    plan::{Plan, PlannedSegment, SegmentWork, merged},
+    run::Run,
+    task::HostTask,
+    usage::Usage,
+};
+
+/// What the other library's code is given: a device's queue, and addresses.
+#[derive(Debug)]
+pub struct HandOff<'a> {
+    interop: &'a dyn Interop,
+    queue: &'a dyn Queue,
+    operands: &'a [(BufferView, Usage)],
+}
+
+impl HandOff<'_> {
+    /// The queue to enqueue work in: a CUDA stream. Work that the runtime ordered before is before it in there.
+    ///
+    /// # Errors
+    ///
+    /// See [`Interop::queue_handle`].
+    pub fn queue(&self) -> Result<NativeHandle, InteropError> {
+        self.interop.queue_handle(self.queue)
+    }
+
+    /// The device's context.
+    pub fn device(&self) -> NativeHandle {
+        self.interop.device_handle()
+    }
+
+    /// Where the device sees the first byte of an operand.
+    ///
+    /// # Errors
+    ///
+    /// [`InteropError::Refused`] where there is no such operand; see [`Interop::buffer_handle`].
+    pub fn address(&self, operand: usize) -> Result<NativeHandle, InteropError> {
+        let (view, _) = self.operands.get(operand).ok_or_else(|| InteropError::Refused {
+            device: self.queue.id().device,
+            what: format!("operand {operand}"),
+            reason: format!("there are {}", self.operands.len()),
+        })?;
+        let handle = self.interop.buffer_handle(view.buffer().as_ref())?;
+        Ok(NativeHandle { value: handle.value + view.offset(), ..handle })
+    }
+}
+
+impl Domain {
+    /// Lets `call` enqueue work of another library on a device, which uses `operands` so and nothing else.
+    ///
+    /// The bytes are taken back when `call` returns, also by a panic: what it has enqueued by then is in order with
+    /// everything behind it.
+    pub(crate) fn hand_off<R>(
+        self: &Arc<Self>,
+        device: DeviceId,
+        operands: &[(BufferView, Usage)],
+        call: impl FnOnce(&HandOff<'_>) -> R,
+    ) -> Result<(R, Completion), RunError> {
+        let position = self
+            .position(device)
+            .ok_or_else(|| RecordError::UnknownDevice { node: NAME.to_owned(), device })?;
+        let entry: &dyn Device = self.devices[position as usize].device.as_ref();
+        let interop = entry.interop().ok_or(SubmitError::Unsupported { device, what: NAME })?;
+        let plan = Arc::new(self.hand_off_plan(position, operands)?);
+        let begun = self.begin(&plan)?;
+        let given = HandOff { interop, queue: begun.queue.as_ref(), operands };
+        let outcome = catch_unwind(AssertUnwindSafe(|| entry.foreign(|| call(&given))));
+        let completion = self.take_back(begun);
+        match outcome {
+            Ok(value) => Ok((value, completion?)),
+            Err(panic) => resume_unwind(panic),
+        }
+    }
+
+    fn hand_off_plan(&self, device: u32, operands: &[(BufferView, Usage)]) -> Result<Plan, RecordError> {
+        let mut recorded = Recorded::default();
+        for (view, usage) in operands {
+            let bytes = self.bytes_of(view, NAME)?;
+            let memory = u32::try_from(recorded.global.len()).unwrap_or(u32::MAX);
+            recorded.global.push(bytes.memory);
+            recorded.uses.push(Use { memory, range: bytes.range, usage: *usage });
+        }
+        let place = NodePlace::Device { device, lane: 0 };
+        // The work is the other library's: there is nothing to hand over but a mark behind it. The views keep their
+        // buffers.
+        let work = Work::Task(OwnedTask { task: HostTask::new(|_| {}), operands: operands.into() });
+        let uses = 0..u32::try_from(recorded.uses.len()).unwrap_or(u32::MAX);
+        recorded.nodes.push(Node { work, name: Some(NAME.into()), place, uses });
+        let uses = merged(recorded.bytes_of(0).collect());
+        let segment = PlannedSegment { place, after: Vec::new(), uses, nodes: [0].into_iter().collect() };
+        Ok(Plan {
+            recorded: Arc::new(recorded),
+            segments: vec![segment],
+            has_collective: false,
+            after: Vec::new(),
+        })
+    }
+
+    /// Puts a lane behind everything that uses the bytes, and keeps others away from them.
+    fn begin(&self, plan: &Arc<Plan>) -> Result<Begun, RunError> {
+        let mut state = self.state();
+        self.admit(&mut state, plan)?;
+        let run = Arc::new(Run::new(state.next_run, plan, &Arc::from([SegmentWork::Mark])));
+        let mut points = self.points_before(&mut state, &run, &plan.segments[0]);
+        let NodePlace::Device { device, lane } = plan.segments[0].place else {
+            return Err(RunError::Submit(SubmitError::Invalid {
+                reason: "a hand-off to the host".to_owned(),
+            }));
+        };
+        let line = self.lane_for(&mut state, device, lane, &mut points);
+        let waits = state.semaphores(&points, line);
+        let LineKind::Lane { queue, .. } = &state.lines[line as usize].kind else {
+            return Err(RunError::Submit(SubmitError::Invalid { reason: "a lane that is none".to_owned() }));
+        };
+        let queue = Arc::clone(queue);
+        queue.submit(&Submission { waits: &waits, ops: &[], signals: &[] })?;
+        let leases = plan.segments[0].uses.iter().map(|(bytes, _)| {
+            let id = state.memories.lease(bytes, LeaseKind::HandOff);
+            (bytes.clone(), id)
+        });
+        let leases = leases.collect();
+        state.next_run += 1;
+        Ok(Begun { run, line, queue, leases })
+    }
+
+    /// Marks the end of what was enqueued, and lets others at the bytes again.
+    fn take_back(self: &Arc<Self>, begun: Begun) -> Result<Completion, RunError> {
+        let Begun { run, line, leases, .. } = begun;
+        let mut state = self.state();
+        for (bytes, id) in leases {
+            state.memories.at(bytes.memory).end_lease(id);
+        }
+        self.changed.notify_all();
+        let marked = self.enqueue_in(&mut state, &run, 0, &crate::submit::Points::new(), Some(line));
+        match marked {
+            Ok(()) => state.note(&run, &run.plan.segments[0]),
+            Err(error) => {
+                // The lane failed meanwhile, and with it what was enqueued.
+                let failure = Arc::new(warpweft_core_types::Failure::TaskFailed {
+                    task: NAME.to_owned(),
+                    reason: error.to_string(),
+                });
+                let cause = self.failure_of(&mut state, &run.plan, 0, .., failure);
+                state.poison(&run.plan, 0, .., &cause);
+                return Err(error);
+            }
+        }
+        state.counts.submissions += 1;
+        state.in_flight.push_back(Arc::clone(&run));
+        drop(state);
+        Ok(Completion { domain: Arc::clone(self), run })
+    }
+}
+
+/// What errors call it.
+const NAME: &str = "hand-off";
+
+/// A hand-off under way.
+struct Begun {
+    run: Arc<Run>,
+    line: u32,
+    queue: Arc<dyn Queue>,
+    leases: Vec<(Bytes, u64)>,
+}

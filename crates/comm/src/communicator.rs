@@ -20,8 +20,9 @@ use crate::{
 /// Any thread may use it. What is enqueued in which order has to be the same on all ranks; sends and receives only have
 /// to be in order between the two.
 ///
-/// Dropping it leaves the group. Calls that the others have under way may still end, for half a second; what comes after
-/// fails on them.
+/// Dropping it leaves the group, once its own calls under way have ended; what has not ended in half a second is ended.
+/// No drop waits for that. Calls that the others have under way may still end, for half a second too; what comes after
+/// fails on them. A graph with nodes of it that is replayed later fails its queue or is refused.
 pub struct Communicator {
     /// Before the rest, which it watches.
     _keeper: Keeper,

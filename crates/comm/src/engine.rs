@@ -102,6 +102,10 @@ pub(crate) trait Engine: fmt::Debug + Send + Sync {
     /// Ends what is under way: it fails with this.
     fn abort(&self, failure: &Arc<Failure>, deadline: Deadline);
 
+    /// Takes no more calls, which fail with this, and tells the other ranks, whoever still has something of it. What was
+    /// under way has ended.
+    fn leave(&self, _failure: &Arc<Failure>) {}
+
     /// Registers memory.
     fn register(
         &self,

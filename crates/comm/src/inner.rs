@@ -25,8 +25,9 @@ use crate::{
     lines::{Lines, Lost},
 };
 
-/// Who leaves has nothing more to do with calls that it has ended, and others may still be at them for so long.
-const GRACE: Duration = Duration::from_millis(500);
+/// Who leaves has nothing more to do with calls that it has ended, and others may still be at them for so long; as long
+/// as its own, which nobody waits for any more.
+pub(crate) const GRACE: Duration = Duration::from_millis(500);
 
 /// An engine may notice that a rank is dead before the group has told so, which takes less than this on one host.
 const NEWS: Duration = Duration::from_millis(200);
@@ -531,6 +532,25 @@ impl Inner {
         if let Err(error) = self.flight.write(&self.record()) {
             tracing::warn!(%error, "the flight record was not written");
         }
+    }
+
+    /// Ends what is under way of a communicator that was dropped some time ago. The others are told that it left.
+    pub(crate) fn give_up(&self) {
+        self.fail(&failed(self.dropped()), false);
+    }
+
+    /// Leaves the group. What was under way has ended.
+    pub(crate) fn leave(&self) {
+        let failure = self.failure.get_or_init(|| failed(self.dropped()));
+        self.engines.iter().for_each(|engine| engine.leave(failure));
+        if let Err(error) = self.group.leave() {
+            tracing::debug!(%error, "a communicator of another process was dropped");
+        }
+    }
+
+    fn dropped(&self) -> CollectiveFailure {
+        let reason = "its communicator was dropped".to_owned();
+        CollectiveFailure::Aborted { rank: self.rank(), reason }
     }
 
     pub(crate) fn record(&self) -> FlightRecord {

@@ -12,7 +12,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::{CommError, inner::Inner};
+use warpweft_core_types::Deadline;
+
+use crate::{
+    CommError,
+    inner::{GRACE, Inner},
+};
 
 /// How often calls that are under way are looked at.
 const BUSY: Duration = Duration::from_millis(4);
@@ -27,7 +32,11 @@ const REST: Duration = Duration::from_secs(1);
 /// How often the engines are asked for errors, which may cost a call into a driver.
 const CHECK: Duration = Duration::from_millis(100);
 
-/// Ends the thread when it is dropped.
+/// How long a drop waits for calls that may be over, and how often it looks.
+const PROMPT: Duration = Duration::from_millis(20);
+const GLANCE: Duration = Duration::from_micros(200);
+
+/// Ends the thread when it is dropped, or has it end by itself once nothing is under way.
 #[derive(Debug)]
 pub(crate) struct Keeper {
     inner: Arc<Inner>,
@@ -88,6 +97,14 @@ impl Drop for Keeper {
             if thread.thread().id() == thread::current().id() || process::id() != self.process {
                 return;
             }
+            // With calls under way it stays until they are over, which are so already most of the time.
+            let deadline = Deadline::within(PROMPT);
+            while self.inner.is_busy() && !thread.is_finished() {
+                if deadline.is_past() {
+                    return;
+                }
+                thread::sleep(GLANCE);
+            }
             if thread.join().is_err() {
                 tracing::error!("the keeper of a communicator had panicked");
             }
@@ -100,9 +117,18 @@ fn keep(inner: &Inner) {
     // It is set once: a communicator has one keeper.
     let _thread = bell.thread.set(thread::current());
     let waker = Waker::from(Arc::clone(bell));
-    let (mut checked, mut idle) = (Instant::now(), 0);
-    // Relaxed: see `Keeper::drop`.
-    while !bell.ended.load(Ordering::Relaxed) {
+    let (mut checked, mut idle, mut dropped) = (Instant::now(), 0, None);
+    loop {
+        // Relaxed: see `Keeper::drop`.
+        if bell.ended.load(Ordering::Relaxed) {
+            let dropped: &mut Instant = dropped.get_or_insert_with(Instant::now);
+            if inner.is_busy() && dropped.elapsed() >= GRACE {
+                inner.give_up();
+            }
+            if !inner.is_busy() {
+                return inner.leave();
+            }
+        }
         // First: what changes from here on wakes the thread again.
         inner.group().wake_on_change(&waker);
         inner.check_group();

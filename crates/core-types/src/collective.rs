@@ -91,6 +91,10 @@ pub trait NativeCommunicator: Any + fmt::Debug + Send + Sync {
     /// [`CollectiveError::TimedOut`] if the library does not let go of them by the deadline.
     fn abort(&self, failure: Arc<Failure>, deadline: Deadline) -> Result<(), CollectiveError>;
 
+    /// Takes no more calls: later submissions with some, replays of graphs too, are refused with `failure`. What is under
+    /// way goes on.
+    fn close(&self, failure: Arc<Failure>);
+
     /// Registers memory of this device for faster access by the library, for as long as what is returned lives. With
     /// `symmetric`, all ranks call this together for memory from [`Self::allocate`] of one size.
     ///

@@ -188,6 +188,11 @@ impl Engine for HostEngine {
             other => CollectiveFailure::Aborted { rank: self.communicator.rank(), reason: other.to_string() },
         });
     }
+
+    /// Kernels in graphs keep it.
+    fn leave(&self, _failure: &Arc<Failure>) {
+        self.communicator.leave();
+    }
 }
 
 impl Operands {

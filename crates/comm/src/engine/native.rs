@@ -54,6 +54,11 @@ impl Engine for NativeEngine {
         }
     }
 
+    /// Its graphs keep the library's communicator, which has no way to leave but to be given back.
+    fn leave(&self, failure: &Arc<Failure>) {
+        self.communicator.close(Arc::clone(failure));
+    }
+
     fn register(
         &self,
         buffer: &Arc<dyn Buffer>,

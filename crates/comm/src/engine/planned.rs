@@ -98,6 +98,10 @@ impl Engine for PlannedEngine {
     fn abort(&self, failure: &Arc<Failure>, _deadline: Deadline) {
         self.board.fail(&of_rank(failure, self.rank));
     }
+
+    fn leave(&self, _failure: &Arc<Failure>) {
+        self.board.leave(self.rank);
+    }
 }
 
 /// What happened to one rank's queue or device, as the others are told of it: the end of that rank's part. It is not

@@ -10,7 +10,7 @@ use warpweft_core_types::{
 };
 
 use crate::{
-    Call, Calls, CommConfig, CommError, EngineKind, Enqueued, FlightRecord,
+    Call, Calls, CommConfig, CommError, CommunicatorId, EngineKind, Enqueued, FlightRecord,
     inner::{Inner, count, failed},
     keeper::Keeper,
 };
@@ -43,8 +43,23 @@ impl Communicator {
         config: &CommConfig,
         deadline: impl Into<Deadline>,
     ) -> Result<Self, CommError> {
-        let inner = Arc::new(Inner::new(Arc::new(group), device, config, deadline.into())?);
+        Self::create_as("made by the program".to_owned(), group, device, config, deadline.into())
+    }
+
+    fn create_as(
+        origin: String,
+        group: Group,
+        device: &Arc<dyn Device>,
+        config: &CommConfig,
+        deadline: Deadline,
+    ) -> Result<Self, CommError> {
+        let inner = Arc::new(Inner::new(Arc::new(group), device, config, origin, deadline)?);
         Ok(Self { _keeper: Keeper::start(Arc::clone(&inner))?, inner })
+    }
+
+    /// Which communicator it is, the same on all its ranks; records name it.
+    pub fn id(&self) -> &CommunicatorId {
+        self.inner.id()
     }
 
     /// Which rank this is.
@@ -414,7 +429,8 @@ impl Communicator {
         let rank = self.rank();
         self.inner.fail(&failed(CollectiveFailure::Aborted { rank, reason: "it forms anew".into() }), false);
         let reformed = self.inner.group().reform_with(config, deadline)?;
-        Self::create(reformed.group, self.device(), self.inner.config(), deadline)
+        let origin = format!("formed anew from {}, rank {rank} there", self.id());
+        Self::create_as(origin, reformed.group, self.device(), self.inner.config(), deadline)
     }
 
     /// Parts the ranks: those with the same colour make a communicator of their own, in the order of their keys and then
@@ -433,7 +449,9 @@ impl Communicator {
         self.inner.usable()?;
         let Some((rendezvous, config)) = self.inner.part(color, key, deadline)? else { return Ok(None) };
         let group = Group::join(rendezvous, config, deadline)?;
-        Self::create(group, self.device(), self.inner.config(), deadline).map(Some)
+        let color = color.unwrap_or_default();
+        let origin = format!("split of {}, colour {color}, rank {} there", self.id(), self.rank());
+        Self::create_as(origin, group, self.device(), self.inner.config(), deadline).map(Some)
     }
 
     /// The last calls, and what became of them.

@@ -5,8 +5,8 @@ use std::{fmt, sync::Arc};
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 use warpweft_core_types::{
-    Buffer, CollectiveCall, CollectiveError, CollectiveOp, DType, Deadline, Failure, Op, Queue, Registration,
-    RegistrationKind, SemaphorePoint, Submission,
+    Buffer, CollectiveCall, CollectiveError, CollectiveOp, DType, Deadline, Failure, Op, OwnedOp, Queue,
+    Registration, RegistrationKind, SemaphorePoint, Submission,
 };
 
 use crate::CommError;
@@ -83,6 +83,11 @@ pub(crate) trait Engine: fmt::Debug + Send + Sync {
             queue.submit(&Submission { waits, ops: &ops, signals: &[] })?;
             Ok(())
         })
+    }
+
+    /// How many calls that all ranks make a node of a graph has.
+    fn calls_in(&self, _node: &OwnedOp) -> usize {
+        0
     }
 
     /// Whether it carries out these calls, with such memory, in a thread that waits for them.

@@ -19,7 +19,7 @@ use crate::{
     CommConfig, CommError, EngineKind, Enqueued, FlightRecord,
     engine::Engine,
     error::unfinished,
-    flight::{Called, Flight, Signature},
+    flight::{Called, CommunicatorId, Exchanges, Flight, Signature, exchanges_of},
     form,
     keeper::Bell,
     lines::{Lines, Lost},
@@ -37,6 +37,9 @@ const PARTING: Duration = Duration::from_secs(2);
 
 /// What a communicator, its keeper and the calls under way have in common.
 pub(crate) struct Inner {
+    id: CommunicatorId,
+    /// How it came to be, for whoever reads records.
+    origin: String,
     group: Arc<Group>,
     device: Arc<dyn Device>,
     engines: Vec<Box<dyn Engine>>,
@@ -94,10 +97,14 @@ impl Inner {
         group: Arc<Group>,
         device: &Arc<dyn Device>,
         config: &CommConfig,
+        origin: String,
         deadline: Deadline,
     ) -> Result<Self, CommError> {
+        let (mark, engines) = form::engines(&group, device, config, deadline)?;
         Ok(Self {
-            engines: form::engines(&group, device, config, deadline)?,
+            id: CommunicatorId { run: group.run().to_string(), epoch: group.epoch(), mark },
+            origin,
+            engines,
             group,
             device: Arc::clone(device),
             config: config.clone(),
@@ -110,6 +117,10 @@ impl Inner {
             word: OnceLock::new(),
             bell: Arc::default(),
         })
+    }
+
+    pub(crate) const fn id(&self) -> &CommunicatorId {
+        &self.id
     }
 
     pub(crate) const fn device(&self) -> &Arc<dyn Device> {
@@ -214,7 +225,7 @@ impl Inner {
         self.usable()?;
         let _comparing = self.compare(&signature, || Signature::text_of_all(calls), None)?;
         let submit = |waits: &[SemaphorePoint]| engine.enqueue(calls, queue, waits, then);
-        self.put(queue, signature, Place::behind_last(engine), None, submit)
+        self.put(queue, (signature, &exchanges_of(calls)), Place::behind_last(engine), None, submit)
     }
 
     /// A call with this ticket; none has the ticket 0, which is over.
@@ -229,19 +240,29 @@ impl Inner {
     ) -> Result<Enqueued, CommError> {
         self.usable()?;
         self.check_queue(queue)?;
-        let signature = Signature::Replay { nodes: graph.ops().len() };
+        let signature = Signature::Replay { calls: self.calls_in(graph) };
         let _comparing = self.compare(&signature, || signature.text(), None)?;
-        self.put(queue, signature, Place::GRAPH, None, |waits| {
+        self.put(queue, (signature, &Exchanges::new()), Place::GRAPH, None, |waits| {
             queue.submit(&Submission { waits, ops: &[Op::Replay(graph)], signals: &[] })?;
             Ok(())
         })
+    }
+
+    /// How many calls that all ranks make a graph has. What else is in it is each rank's own affair.
+    fn calls_in(&self, graph: &PreparedGraph) -> usize {
+        let of_node = |node: &OwnedOp| self.engines.iter().map(|engine| engine.calls_in(node)).sum::<usize>();
+        let nodes = graph.ops().iter().filter_map(|node| match &**node {
+            GraphOp::Op(op) => Some(of_node(op)),
+            GraphOp::Captured(_) => None,
+        });
+        nodes.sum()
     }
 
     /// Puts something in a queue, in its place among all calls.
     fn put(
         self: &Arc<Self>,
         queue: &Arc<dyn Queue>,
-        signature: Signature,
+        (signature, exchanges): (Signature, &Exchanges),
         place: Place,
         deadline: Option<Deadline>,
         submit: impl FnOnce(&[SemaphorePoint]) -> Result<(), CommError>,
@@ -256,7 +277,7 @@ impl Inner {
             Behind::Queue => SmallVec::new(),
         };
         // Before it is submitted: whoever looks for what hangs must find it.
-        self.flight.begin(called, signature, place.engine, Some(id));
+        self.flight.begin(called, signature, exchanges, (place.engine, Some(id)));
         if let Err(error) = submit(&waits) {
             self.flight.retract(called.ticket);
             drop(state);
@@ -286,7 +307,7 @@ impl Inner {
         let queue = self.own_queue()?;
         let place = Place { engine: engine.kind().name(), behind: Behind::All };
         let submit = |waits: &[SemaphorePoint]| engine.enqueue(calls, &queue, waits, &[]);
-        self.put(&queue, signature, place, Some(deadline), submit)?.wait(deadline)
+        self.put(&queue, (signature, &exchanges_of(calls)), place, Some(deadline), submit)?.wait(deadline)
     }
 
     /// The same in this thread.
@@ -302,7 +323,7 @@ impl Inner {
             let before = state.lines.points(None)?;
             let called = state.next(&signature);
             state.take(called);
-            self.flight.begin(called, signature, engine.kind().name(), None);
+            self.flight.begin(called, signature, &exchanges_of(calls), (engine.kind().name(), None));
             (called, before)
         };
         for point in before {
@@ -465,6 +486,7 @@ impl Inner {
         drop(state);
         for Lost { calls, failure } in lost {
             if self.goes_on_after(&failure) {
+                self.flight.doubt(calls.queue);
                 self.flight.end(Some(calls.queue), calls.ticket);
             } else {
                 if may_be_a_death(&failure) {
@@ -564,11 +586,15 @@ impl Inner {
         let is_dead = |health: Health| matches!(health, Health::Lost(loss) if loss != Loss::Left);
         let lost = (0..).zip(health).filter(|(rank, health)| is_cause(*rank) || is_dead(*health));
         FlightRecord {
+            communicator: self.id.clone(),
+            origin: self.origin.clone(),
             rank: self.rank(),
             size: self.group.size(),
             device: self.device.info().id.to_string(),
             failure: failure.map(|failure| failure.to_string()),
             lost: lost.map(|(rank, _)| rank).collect(),
+            numbers_agree_until: self.flight.doubtful(),
+            exchanged: self.flight.exchanged(),
             calls: self.flight.calls(),
         }
     }

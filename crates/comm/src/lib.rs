@@ -50,7 +50,7 @@
 //! - A rank that dies, a call that is stuck, and a rank that gives up end every call on every rank, with an error that
 //!   names who; the survivors go on with [`Communicator::shrink`].
 //! - The last calls are remembered ([`Communicator::flight`]), and written to files when a communicator fails, so that
-//!   [`Verdict::of`] can tell who is to blame.
+//!   [`Verdict::of`] can tell who is to blame. Files of several communicators may lie in one folder.
 //!
 //! # What it does not do
 //!
@@ -74,5 +74,5 @@ pub use communicator::Communicator;
 pub use config::CommConfig;
 pub use engine::EngineKind;
 pub use error::CommError;
-pub use flight::{CallRecord, FlightConfig, FlightRecord, Verdict};
+pub use flight::{CallRecord, CommunicatorId, Exchange, Exchanged, FlightConfig, FlightRecord, Verdict};
 pub use user::UserReduction;

@@ -450,6 +450,16 @@ impl OwnedCollectives {
         visit(&CollectiveGroup { communicator: &self.communicator, calls: &calls })
     }
 
+    /// Whose they are.
+    pub const fn communicator(&self) -> &Arc<dyn NativeCommunicator> {
+        &self.communicator
+    }
+
+    /// What is done, call by call.
+    pub fn ops(&self) -> impl Iterator<Item = CollectiveOp> {
+        self.calls.iter().map(|call| call.op)
+    }
+
     /// Everything the calls touch, with what they do to it.
     pub fn for_each_access<'a>(&'a self, mut visit: impl FnMut(&'a BufferView, Access)) {
         self.calls.iter().for_each(|call| call.lend().for_each_access(&mut visit));

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use warpweft_core_types::{
     Buffer, CollectiveCall, CollectiveError, CollectiveGroup, CollectiveOp, DType, Deadline, Device, Failure,
-    NativeCommunicator, Op, Registration, RegistrationKind,
+    NativeCommunicator, Op, OwnedOp, Registration, RegistrationKind,
 };
 
 use super::{Engine, EngineKind};
@@ -42,6 +42,11 @@ impl Engine for NativeEngine {
         visit: &mut dyn FnMut(&[Op<'_>]) -> Result<(), CommError>,
     ) -> Result<(), CommError> {
         visit(&[Op::Collective(CollectiveGroup::new(&self.communicator, calls))])
+    }
+
+    fn calls_in(&self, node: &OwnedOp) -> usize {
+        let own = node.collectives().filter(|group| Arc::ptr_eq(group.communicator(), &self.communicator));
+        own.map_or(0, |group| group.ops().filter(|op| !op.is_pairwise()).count())
     }
 
     fn check(&self) -> Result<(), CollectiveError> {

@@ -9,8 +9,8 @@ use std::{
 use warpweft_bootstrap::{Group, Health, JoinConfig, Meeting, Rank, Rendezvous};
 use warpweft_comm::{CommConfig, Communicator, EngineKind};
 use warpweft_core_types::{
-    Backend, BufferDesc, BufferView, CollectiveFailure, DType, ErrorClass, Failure, Features, GraphNode, Op,
-    PreparedGraph, ReduceOp, SemaphorePoint, Submission, SubmitError,
+    Backend, BufferDesc, BufferView, CollectiveFailure, DType, ErrorClass, Failure, Features, FillRegion,
+    GraphNode, Op, PreparedGraph, ReduceOp, SemaphorePoint, Submission, SubmitError,
 };
 use warpweft_cuda::CudaBackend;
 use warpweft_stand_in_cuda::StandIn;
@@ -94,9 +94,14 @@ fn a_graph_that_is_kept_is_refused_and_keeps_no_rank_in_the_group() -> Outcome {
     ranks(|place, _| {
         let words = place.words(2)?;
         let nodes = place.comm.all_reduce(ReduceOp::Sum, DType::F32, &words, &words)?.nodes()?;
-        let nodes: Vec<_> = nodes.into_iter().map(|op| GraphNode::new(op, &[])).collect();
+        let mut nodes: Vec<_> = nodes.into_iter().map(|op| GraphNode::new(op, &[])).collect();
+        if place.comm.rank() == 1 {
+            // The other rank's graph has no such work.
+            nodes.push(GraphNode::new(&Op::Fill(FillRegion::bytes(&place.words(1)?, 1)), &[]));
+        }
         let graph = PreparedGraph::new(place.lane.device.as_ref(), &nodes)?;
         place.comm.replay(&graph, &place.lane.queue)?.wait(PATIENCE)?;
+        assert_eq!(place.comm.flight().calls[0].call, "replay of a graph with 1 call");
         if place.comm.rank() == 1 {
             let ended = place.comm.replay(&graph, &place.lane.queue).and_then(|call| call.wait(PATIENCE));
             assert_eq!(ended.unwrap_err().class(), ErrorClass::PeerLost);

@@ -53,7 +53,7 @@ impl Communicator {
         config: &CommConfig,
         deadline: Deadline,
     ) -> Result<Self, CommError> {
-        let inner = Arc::new(Inner::new(Arc::new(group), device, config, origin, deadline)?);
+        let inner = Inner::new(Arc::new(group), device, config, origin, deadline)?;
         Ok(Self { _keeper: Keeper::start(Arc::clone(&inner))?, inner })
     }
 
@@ -110,7 +110,7 @@ impl Communicator {
     ///
     /// [`CommError::Unsupported`].
     pub fn engine_for(&self, op: CollectiveOp, dtype: DType) -> Result<EngineKind, CommError> {
-        self.inner.pick(&[(op, dtype)]).map(|engine| engine.kind())
+        self.inner.pick([(op, dtype)].into_iter()).map(|engine| engine.kind())
     }
 
     /// A call of any kind; the other methods are this with names.
@@ -142,6 +142,20 @@ impl Communicator {
         dst: &'a BufferView,
     ) -> Result<Call<'a>, CommError> {
         self.call(CollectiveOp::AllReduce(op), dtype, Some(src), Some(dst))
+    }
+
+    /// The same in place.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::call`].
+    pub fn all_reduce_in_place<'a>(
+        &'a self,
+        op: ReduceOp,
+        dtype: DType,
+        view: &'a BufferView,
+    ) -> Result<Call<'a>, CommError> {
+        self.all_reduce(op, dtype, view, view)
     }
 
     /// Gives rank `r` part `r` of what all ranks' elements reduce to: `src` is as long as all parts together. In place

@@ -9,7 +9,7 @@ use warpweft_core_types::{
     Registration, RegistrationKind, SemaphorePoint, Submission,
 };
 
-use crate::CommError;
+use crate::{CommError, persistent::Work};
 
 pub(crate) mod host;
 pub(crate) mod native;
@@ -79,10 +79,24 @@ pub(crate) trait Engine: fmt::Debug + Send + Sync {
         then: &[Op<'_>],
     ) -> Result<(), CommError> {
         self.with_ops(calls, &mut |ops| {
-            let ops: SmallVec<[Op<'_>; 2]> = ops.iter().chain(then).copied().collect();
-            queue.submit(&Submission { waits, ops: &ops, signals: &[] })?;
+            if then.is_empty() {
+                queue.submit(&Submission { waits, ops, signals: &[] })?;
+            } else {
+                let ops: SmallVec<[Op<'_>; 2]> = ops.iter().chain(then).copied().collect();
+                queue.submit(&Submission { waits, ops: &ops, signals: &[] })?;
+            }
             Ok(())
         })
+    }
+
+    /// What it needs to carry out calls that begin together, again and again.
+    fn persist(&self, calls: &[CollectiveCall<'_>]) -> Result<Work, CommError> {
+        let mut owned = SmallVec::new();
+        self.with_ops(calls, &mut |ops| {
+            owned.extend(ops.iter().map(OwnedOp::from));
+            Ok(())
+        })?;
+        Ok(Work::Ops(owned))
     }
 
     /// How many calls that all ranks make a node of a graph has.

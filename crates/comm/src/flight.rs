@@ -3,6 +3,7 @@
 use std::{
     collections::{BTreeMap, VecDeque},
     fmt, fs, io,
+    num::NonZeroU64,
     path::{Path, PathBuf},
     sync::{Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
@@ -10,7 +11,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
-use warpweft_core_types::{CollectiveCall, CollectiveOp, DType, QueueId};
+use warpweft_core_types::{CollectiveCall, CollectiveOp, DType, DeviceId, QueueId};
 
 /// What is recorded, and where it goes when a communicator fails.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -123,7 +124,8 @@ pub struct CallRecord {
     pub engine: String,
     /// The queue, if it is in one.
     pub queue: Option<String>,
-    /// When it was called, in microseconds since the communicator was made.
+    /// When it was called, in microseconds since the communicator was made. Of a call in a queue, when it was seen there
+    /// first, some milliseconds later: a reading of the clock would cost as much as the rest of the record.
     pub called_us: u64,
     /// When it was seen to be over.
     pub over_us: Option<u64>,
@@ -209,17 +211,23 @@ pub(crate) struct Called {
     pub(crate) number: Option<u64>,
 }
 
+/// What is remembered of a call. Every call writes the next one, so it takes few lines of the cache.
 #[derive(Debug)]
 struct Entry {
     ticket: u64,
-    number: Option<u64>,
+    number: Option<NonZeroU64>,
     signature: Signature,
-    exchanges: Exchanges,
+    exchanges: Option<Box<[Exchange]>>,
     engine: &'static str,
-    queue: Option<QueueId>,
-    called: Instant,
-    over: Option<Instant>,
+    /// The queue's number: all are of one device.
+    queue: Option<u32>,
+    /// When it was seen first.
+    called: Option<Moment>,
+    over: Option<Moment>,
 }
+
+/// Nanoseconds since the communicator was made.
+type Moment = NonZeroU64;
 
 /// Room that is made for calls before there are any.
 const MOST_AT_ONCE: usize = 1024;
@@ -244,8 +252,24 @@ struct Ring {
 }
 
 impl Ring {
+    /// The exchanges of a call with their numbers.
+    fn counted(&mut self, exchanges: &[Exchange]) -> Box<[Exchange]> {
+        let mut number = |exchange: &Exchange| {
+            let count = self.exchanges(exchange);
+            *count += 1;
+            Exchange { number: *count, ..*exchange }
+        };
+        exchanges.iter().map(&mut number).collect()
+    }
+
     fn exchanges(&mut self, exchange: &Exchange) -> &mut u64 {
         &mut self.exchanged.entry(exchange.peer).or_default()[usize::from(!exchange.sends)]
+    }
+
+    /// Notes when calls were seen that nobody has looked at since they were made.
+    fn see(&mut self, now: Moment) {
+        let unseen = self.entries.iter_mut().rev().take_while(|entry| entry.called.is_none());
+        unseen.for_each(|entry| entry.called = Some(now));
     }
 
     /// Forgets the oldest calls that are too many. Those under way stay, since their age is what ends them.
@@ -274,26 +298,31 @@ impl Flight {
         Self { start: Instant::now(), config, ring: Mutex::new(ring) }
     }
 
-    /// Notes a call.
+    /// Notes a call. When one in a queue was made, whoever looks next notes; one that is waited for has the time.
     pub(crate) fn begin(
         &self,
         call: Called,
         signature: Signature,
-        exchanges: &Exchanges,
-        (engine, queue): (&'static str, Option<QueueId>),
+        exchanges: &[Exchange],
+        (engine, queue): (&'static str, Option<u32>),
     ) {
         let Called { ticket, number } = call;
-        let (mut exchanges, over) = (exchanges.clone(), None);
+        let now = queue.is_none().then(|| self.now());
         let mut ring = self.lock();
-        for exchange in &mut exchanges {
-            let count = ring.exchanges(exchange);
-            *count += 1;
-            exchange.number = *count;
+        if let Some(now) = now {
+            ring.see(now);
         }
-        let called = Instant::now();
-        ring.entries.push_back(Entry { ticket, number, signature, exchanges, engine, queue, called, over });
+        let number = number.and_then(NonZeroU64::new);
+        let exchanges = if exchanges.is_empty() { None } else { Some(ring.counted(exchanges)) };
+        let entry = Entry { ticket, number, signature, exchanges, engine, queue, called: now, over: None };
+        ring.entries.push_back(entry);
         ring.open += 1;
         ring.forget(self.config.capacity);
+    }
+
+    fn now(&self) -> Moment {
+        let nanos = u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        Moment::new(nanos).unwrap_or(Moment::MIN)
     }
 
     /// A call that was refused never was.
@@ -304,7 +333,8 @@ impl Flight {
         {
             let entry = ring.entries.remove(at);
             ring.open -= 1;
-            for exchange in entry.iter().flat_map(|entry| &entry.exchanges).rev() {
+            let exchanges = entry.and_then(|entry| entry.exchanges).unwrap_or_default();
+            for exchange in exchanges.iter().rev() {
                 let count = ring.exchanges(exchange);
                 // What was called since keeps its place.
                 *count -= u64::from(*count == exchange.number);
@@ -314,10 +344,10 @@ impl Flight {
 
     /// Notes that a queue has failed by a call that differs between ranks. Which of its calls it was is not known, nor
     /// how many the other ranks had put behind it.
-    pub(crate) fn doubt(&self, queue: QueueId) {
+    pub(crate) fn doubt(&self, queue: u32) {
         let mut ring = self.lock();
         let mut open = ring.entries.iter().filter(|entry| entry.queue == Some(queue) && entry.over.is_none());
-        let first = open.find_map(|entry| entry.number);
+        let first = open.find_map(|entry| entry.number).map(NonZeroU64::get);
         ring.doubtful = [ring.doubtful, first].into_iter().flatten().min();
     }
 
@@ -335,9 +365,10 @@ impl Flight {
     }
 
     /// Notes that the calls of a queue are over up to this one, or the one that was in none.
-    pub(crate) fn end(&self, queue: Option<QueueId>, ticket: u64) {
-        let now = Instant::now();
+    pub(crate) fn end(&self, queue: Option<u32>, ticket: u64) {
+        let now = self.now();
         let mut ring = self.lock();
+        ring.see(now);
         // What is before one that is over in a queue is over too.
         let is_own = |entry: &&mut Entry| {
             entry.queue == queue && (entry.ticket == ticket || (queue.is_some() && entry.ticket < ticket))
@@ -349,26 +380,32 @@ impl Flight {
     }
 
     pub(crate) fn oldest(&self) -> Option<Oldest> {
-        let ring = self.lock();
+        let now = self.now();
+        let mut ring = self.lock();
+        ring.see(now);
         let entry = ring.entries.iter().find(|entry| entry.over.is_none())?;
-        let number = entry.number.unwrap_or(entry.ticket);
-        Some(Oldest { number, op: entry.signature.text(), age: entry.called.elapsed() })
+        let number = entry.number.map_or(entry.ticket, NonZeroU64::get);
+        let age = now.get().saturating_sub(entry.called.map_or(0, NonZeroU64::get));
+        Some(Oldest { number, op: entry.signature.text(), age: Duration::from_nanos(age) })
     }
 
-    pub(crate) fn calls(&self) -> Vec<CallRecord> {
-        let since = |at: Instant| {
-            u64::try_from(at.saturating_duration_since(self.start).as_micros()).unwrap_or(u64::MAX)
-        };
+    /// All that are remembered, in queues of this device.
+    pub(crate) fn calls(&self, device: DeviceId) -> Vec<CallRecord> {
+        let now = self.now();
+        let micros = |at: Moment| at.get() / 1000;
+        let queue = |number: u32| QueueId { device, number }.to_string();
         let record = |entry: &Entry| CallRecord {
-            number: entry.number,
+            number: entry.number.map(NonZeroU64::get),
             call: entry.signature.text(),
-            exchanges: entry.exchanges.to_vec(),
+            exchanges: entry.exchanges.as_deref().unwrap_or_default().to_vec(),
             engine: entry.engine.to_owned(),
-            queue: entry.queue.map(|queue| queue.to_string()),
-            called_us: since(entry.called),
-            over_us: entry.over.map(since),
+            queue: entry.queue.map(queue),
+            called_us: micros(entry.called.unwrap_or(now)),
+            over_us: entry.over.map(micros),
         };
-        self.lock().entries.iter().map(record).collect()
+        let mut ring = self.lock();
+        ring.see(now);
+        ring.entries.iter().map(record).collect()
     }
 
     /// Writes a rank's file, if there is a folder for it.

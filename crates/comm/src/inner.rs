@@ -2,7 +2,7 @@
 
 use std::{
     fmt,
-    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError, Weak},
     thread,
     time::{Duration, Instant},
 };
@@ -11,18 +11,19 @@ use smallvec::SmallVec;
 use warpweft_bootstrap::{Bind, Group, GroupError, Health, Host, JoinConfig, Loss, Rank, Rendezvous};
 use warpweft_core_types::{
     BufferDesc, BufferView, CallError, CollectiveCall, CollectiveFailure, CollectiveOp, DType, Deadline,
-    Device, ErrorClass, Failure, GraphOp, Op, OwnedOp, PreparedGraph, Queue, QueueDesc, RangeError,
+    Device, DeviceId, ErrorClass, Failure, GraphOp, Op, OwnedOp, PreparedGraph, Queue, QueueDesc, RangeError,
     SemaphorePoint, Submission, WaitError,
 };
 
 use crate::{
-    CommConfig, CommError, EngineKind, Enqueued, FlightRecord,
+    CommConfig, CommError, EngineKind, Enqueued, FlightRecord, PersistentCall,
     engine::Engine,
     error::unfinished,
     flight::{Called, CommunicatorId, Exchanges, Flight, Signature, exchanges_of},
     form,
     keeper::Bell,
     lines::{Lines, Lost},
+    persistent::{What, Work},
 };
 
 /// Who leaves has nothing more to do with calls that it has ended, and others may still be at them for so long; as long
@@ -45,8 +46,7 @@ pub(crate) struct Inner {
     engines: Vec<Box<dyn Engine>>,
     config: CommConfig,
     flight: Flight,
-    /// Calls in queues look at it when the communicator is gone, too.
-    state: Arc<Mutex<State>>,
+    pub(crate) shared: Arc<Shared>,
     /// In validating mode, calls of several threads are compared one after the other.
     comparing: Mutex<()>,
     failure: OnceLock<Arc<Failure>>,
@@ -57,6 +57,15 @@ pub(crate) struct Inner {
     /// What barriers of queues reduce.
     word: OnceLock<BufferView>,
     pub(crate) bell: Arc<Bell>,
+}
+
+/// What calls in queues look at, when the communicator is gone, too.
+pub(crate) struct Shared {
+    /// Set once it is made.
+    pub(crate) inner: OnceLock<Weak<Inner>>,
+    /// The device of all queues.
+    pub(crate) device: DeviceId,
+    pub(crate) state: Mutex<State>,
 }
 
 /// What is under way.
@@ -99,9 +108,9 @@ impl Inner {
         config: &CommConfig,
         origin: String,
         deadline: Deadline,
-    ) -> Result<Self, CommError> {
+    ) -> Result<Arc<Self>, CommError> {
         let (mark, engines) = form::engines(&group, device, config, deadline)?;
-        Ok(Self {
+        let inner = Arc::new(Self {
             id: CommunicatorId { run: group.run().to_string(), epoch: group.epoch(), mark },
             origin,
             engines,
@@ -109,14 +118,21 @@ impl Inner {
             device: Arc::clone(device),
             config: config.clone(),
             flight: Flight::new(config.flight.clone()),
-            state: Arc::default(),
+            shared: Arc::new(Shared {
+                inner: OnceLock::new(),
+                device: device.info().id,
+                state: Mutex::default(),
+            }),
             comparing: Mutex::default(),
             failure: OnceLock::new(),
             left: OnceLock::new(),
             own_queue: Mutex::default(),
             word: OnceLock::new(),
             bell: Arc::default(),
-        })
+        });
+        // It is set once, here.
+        let _set = inner.shared.inner.set(Arc::downgrade(&inner));
+        Ok(inner)
     }
 
     pub(crate) const fn id(&self) -> &CommunicatorId {
@@ -150,7 +166,7 @@ impl Inner {
     /// The state, unless a call is being put in a queue. That may take until somebody ends it, and whoever is to find
     /// that out must not wait for it.
     fn try_lock(&self) -> Option<MutexGuard<'_, State>> {
-        try_lock(&self.state)
+        try_lock(&self.shared.state)
     }
 
     /// When a call is to be given up, whose caller may have said so.
@@ -170,7 +186,7 @@ impl Inner {
             return Ok(state);
         }
         let late = || CommError::Timeout { number: 0, op: signature.text() };
-        lock_by(&self.state, self.by(deadline)).ok_or_else(late)
+        lock_by(&self.shared.state, self.by(deadline)).ok_or_else(late)
     }
 
     pub(crate) fn usable(&self) -> Result<(), CommError> {
@@ -189,22 +205,24 @@ impl Inner {
     }
 
     /// The engine that does all of these.
-    pub(crate) fn pick(&self, calls: &[(CollectiveOp, DType)]) -> Result<&dyn Engine, CommError> {
-        let does = |engine: &dyn Engine| calls.iter().all(|(op, dtype)| engine.does(*op, *dtype));
+    pub(crate) fn pick(
+        &self,
+        wanted: impl Iterator<Item = (CollectiveOp, DType)> + Clone,
+    ) -> Result<&dyn Engine, CommError> {
+        let does = |engine: &dyn Engine| wanted.clone().all(|(op, dtype)| engine.does(op, dtype));
         self.engines.iter().map(AsRef::as_ref).find(|engine| does(*engine)).ok_or_else(|| {
-            let what = calls.iter().map(|(op, dtype)| format!("{op} of {dtype}")).collect::<Vec<_>>();
+            let what = wanted.clone().map(|(op, dtype)| format!("{op} of {dtype}")).collect::<Vec<_>>();
             let engines: Vec<_> = self.engines.iter().map(|engine| engine.kind().name()).collect();
             CommError::Unsupported { what: what.join(" with "), engines: engines.join(", ") }
         })
     }
 
     fn pick_for(&self, calls: &[CollectiveCall<'_>]) -> Result<&dyn Engine, CommError> {
-        let wanted: SmallVec<[_; 4]> = calls.iter().map(|call| (call.op(), call.dtype())).collect();
-        self.pick(&wanted)
+        self.pick(calls.iter().map(|call| (call.op(), call.dtype())))
     }
 
     pub(crate) fn enqueue(
-        self: &Arc<Self>,
+        &self,
         calls: &[CollectiveCall<'_>],
         queue: &Arc<dyn Queue>,
     ) -> Result<Enqueued, CommError> {
@@ -213,14 +231,17 @@ impl Inner {
 
     /// The same with operations behind it that belong to the call.
     pub(crate) fn enqueue_then(
-        self: &Arc<Self>,
+        &self,
         calls: &[CollectiveCall<'_>],
         queue: &Arc<dyn Queue>,
         then: &[Op<'_>],
     ) -> Result<Enqueued, CommError> {
-        self.check_queue(queue)?;
+        self.check_before_comparing(queue)?;
         check_overlaps(calls)?;
-        let Some(signature) = Signature::of(calls) else { return Ok(self.enqueued(queue, 0)) };
+        let Some(signature) = Signature::of(calls) else {
+            self.check_queue(queue)?;
+            return Ok(self.enqueued(queue.id().number, 0));
+        };
         let engine = self.pick_for(calls)?;
         self.usable()?;
         let _comparing = self.compare(&signature, || Signature::text_of_all(calls), None)?;
@@ -228,18 +249,43 @@ impl Inner {
         self.put(queue, (signature, &exchanges_of(calls)), Place::behind_last(engine), None, submit)
     }
 
+    /// What makes calls again, and the place of the engine that does.
+    pub(crate) fn persist(&self, calls: &[CollectiveCall<'_>]) -> Result<(usize, Work), CommError> {
+        self.usable()?;
+        let engine = self.pick_for(calls)?;
+        let kind = engine.kind();
+        let at = self.engines.iter().position(|engine| engine.kind() == kind).unwrap_or(0);
+        Ok((at, engine.persist(calls)?))
+    }
+
+    /// A call that was checked before.
+    pub(crate) fn enqueue_again(
+        &self,
+        call: &PersistentCall,
+        queue: &Arc<dyn Queue>,
+    ) -> Result<Enqueued, CommError> {
+        let What { signature, exchanges, text, engine } = &call.what;
+        self.check_before_comparing(queue)?;
+        self.usable()?;
+        let engine = self.engines.get(*engine).map_or_else(|| self.first(), |engine| Ok(engine.as_ref()))?;
+        let _comparing = self.compare(signature, || text.clone(), None)?;
+        self.put(queue, (*signature, exchanges), Place::behind_last(engine), None, |waits| {
+            call.work.submit(engine, queue, waits)
+        })
+    }
+
     /// A call with this ticket; none has the ticket 0, which is over.
-    fn enqueued(self: &Arc<Self>, queue: &Arc<dyn Queue>, ticket: u64) -> Enqueued {
-        Enqueued { inner: Arc::downgrade(self), state: Arc::clone(&self.state), queue: queue.id(), ticket }
+    fn enqueued(&self, queue: u32, ticket: u64) -> Enqueued {
+        Enqueued { shared: Arc::clone(&self.shared), queue, ticket }
     }
 
     pub(crate) fn replay(
-        self: &Arc<Self>,
+        &self,
         graph: &PreparedGraph,
         queue: &Arc<dyn Queue>,
     ) -> Result<Enqueued, CommError> {
         self.usable()?;
-        self.check_queue(queue)?;
+        self.check_before_comparing(queue)?;
         let signature = Signature::Replay { calls: self.calls_in(graph) };
         let _comparing = self.compare(&signature, || signature.text(), None)?;
         self.put(queue, (signature, &Exchanges::new()), Place::GRAPH, None, |waits| {
@@ -260,16 +306,21 @@ impl Inner {
 
     /// Puts something in a queue, in its place among all calls.
     fn put(
-        self: &Arc<Self>,
+        &self,
         queue: &Arc<dyn Queue>,
         (signature, exchanges): (Signature, &Exchanges),
         place: Place,
         deadline: Option<Deadline>,
         submit: impl FnOnce(&[SemaphorePoint]) -> Result<(), CommError>,
     ) -> Result<Enqueued, CommError> {
-        let id = queue.id();
         let mut state = self.turn(&signature, deadline)?;
-        state.lines.add(self.device.as_ref(), queue)?;
+        let id = match state.lines.number_of(queue) {
+            Some(number) => number,
+            None => {
+                self.check_queue(queue)?;
+                state.lines.add(self.device.as_ref(), queue)?
+            }
+        };
         let called = state.next(&signature);
         let waits = match place.behind {
             Behind::All => state.lines.points(Some(id))?,
@@ -287,15 +338,11 @@ impl Inner {
         state.lines.note(id, called.ticket);
         drop(state);
         self.bell.calls();
-        Ok(self.enqueued(queue, called.ticket))
+        Ok(self.enqueued(id, called.ticket))
     }
 
     /// Has calls done and waits for them.
-    pub(crate) fn run(
-        self: &Arc<Self>,
-        calls: &[CollectiveCall<'_>],
-        deadline: Deadline,
-    ) -> Result<(), CommError> {
+    pub(crate) fn run(&self, calls: &[CollectiveCall<'_>], deadline: Deadline) -> Result<(), CommError> {
         check_overlaps(calls)?;
         let Some(signature) = Signature::of(calls) else { return Ok(()) };
         let engine = self.pick_for(calls)?;
@@ -333,7 +380,7 @@ impl Inner {
                 Err(error) => {
                     self.flight.retract(called.ticket);
                     // Whoever holds the lock for longer makes a call after this one, which then keeps its place.
-                    if let Some(mut state) = lock_by(&self.state, Deadline::within(TURN)) {
+                    if let Some(mut state) = lock_by(&self.shared.state, Deadline::within(TURN)) {
                         state.give_back(called);
                     }
                     return Err(self.told(unfinished(error, called.ticket, signature.text())));
@@ -358,6 +405,11 @@ impl Inner {
             })?;
         }
         Ok(nodes)
+    }
+
+    /// What is compared is going to be made. Elsewhere a queue is looked at when it gets its first call.
+    fn check_before_comparing(&self, queue: &Arc<dyn Queue>) -> Result<(), CommError> {
+        if self.config.validate { self.check_queue(queue) } else { Ok(()) }
     }
 
     fn check_queue(&self, queue: &Arc<dyn Queue>) -> Result<(), CommError> {
@@ -438,6 +490,16 @@ impl Inner {
             }
             (_, Some(failure)) if is_effect => CommError::Failed(Arc::clone(failure)),
             _ => error,
+        }
+    }
+
+    /// The same as soon as it is known, which the keeper finds out.
+    pub(crate) fn judged(&self, error: &CommError) -> Option<CommError> {
+        match error {
+            CommError::Failed(failure) if !self.goes_on_after(failure) => {
+                self.failure.get().map(|failure| CommError::Failed(Arc::clone(failure)))
+            }
+            error => Some(error.clone()),
         }
     }
 
@@ -595,7 +657,7 @@ impl Inner {
             lost: lost.map(|(rank, _)| rank).collect(),
             numbers_agree_until: self.flight.doubtful(),
             exchanged: self.flight.exchanged(),
-            calls: self.flight.calls(),
+            calls: self.flight.calls(self.shared.device),
         }
     }
 
@@ -653,7 +715,7 @@ impl Inner {
 pub(crate) const TURN: Duration = Duration::from_secs(1);
 
 /// A lock, if nobody has it. What panics under one would be a defect of ours, and leaves a whole state.
-fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
+pub(crate) fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
     match mutex.try_lock() {
         Ok(guard) => Some(guard),
         Err(TryLockError::Poisoned(guard)) => Some(guard.into_inner()),
@@ -699,7 +761,7 @@ impl Place {
 }
 
 /// Calls that begin together share no bytes that one of them writes.
-fn check_overlaps(calls: &[CollectiveCall<'_>]) -> Result<(), CallError> {
+pub(crate) fn check_overlaps(calls: &[CollectiveCall<'_>]) -> Result<(), CallError> {
     if calls.len() < 2 {
         return Ok(());
     }

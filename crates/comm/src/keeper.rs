@@ -4,7 +4,7 @@
 use std::{
     process,
     sync::{
-        Arc,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
     task::{Wake, Waker},
@@ -52,6 +52,15 @@ pub(crate) struct Bell {
     resting: AtomicBool,
     ended: AtomicBool,
     thread: std::sync::OnceLock<Thread>,
+    /// Who wants to look again when the thread has looked.
+    waiting: Mutex<Waiting>,
+}
+
+#[derive(Debug, Default)]
+struct Waiting {
+    wakers: Vec<Waker>,
+    /// The thread looks no more.
+    is_over: bool,
 }
 
 impl Bell {
@@ -62,6 +71,38 @@ impl Bell {
         if self.resting.load(Ordering::Relaxed) && self.resting.swap(false, Ordering::Relaxed) {
             self.ring();
         }
+    }
+
+    /// Wakes somebody once, when the thread has looked the next time; at once if it looks no more.
+    pub(crate) fn look_for(&self, waker: &Waker) {
+        let mut waiting = self.waiting();
+        if waiting.is_over {
+            drop(waiting);
+            return waker.wake_by_ref();
+        }
+        if !waiting.wakers.iter().any(|known| known.will_wake(waker)) {
+            waiting.wakers.push(waker.clone());
+        }
+        drop(waiting);
+        // Relaxed: as in `calls`. A thread that does not rest looks by itself, and soon.
+        if self.resting.swap(false, Ordering::Relaxed) {
+            self.ring();
+        }
+    }
+
+    /// The thread has looked, for the last time or not.
+    fn looked(&self, is_over: bool) {
+        let mut waiting = self.waiting();
+        waiting.is_over = is_over;
+        let wakers = std::mem::take(&mut waiting.wakers);
+        drop(waiting);
+        // Outside the lock: whoever is woken may come back here.
+        wakers.into_iter().for_each(Waker::wake);
+    }
+
+    fn waiting(&self) -> MutexGuard<'_, Waiting> {
+        // No code of others runs under the lock but the copying of wakers, which leaves it whole.
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn ring(&self) {
@@ -126,7 +167,8 @@ fn keep(inner: &Inner) {
                 inner.give_up();
             }
             if !inner.is_busy() {
-                return inner.leave();
+                inner.leave();
+                return bell.looked(true);
             }
         }
         // First: what changes from here on wakes the thread again.
@@ -138,6 +180,7 @@ fn keep(inner: &Inner) {
             inner.check_engines();
             checked = Instant::now();
         }
+        bell.looked(false);
         let busy = inner.is_busy();
         idle = if busy { 0 } else { idle + 1 };
         let rests = idle > DOZE.1;

@@ -423,23 +423,25 @@ pub struct OwnedCollectives {
     calls: SmallVec<[OwnedCall; 1]>,
 }
 
+/// A [`CollectiveCall`] that owns its operands. It is made of one, and so of operands that were checked.
 #[derive(Debug, Clone)]
-struct OwnedCall {
+pub struct OwnedCall {
     op: CollectiveOp,
     dtype: DType,
     src: Option<BufferView>,
     dst: Option<BufferView>,
 }
 
+impl From<&CollectiveCall<'_>> for OwnedCall {
+    fn from(call: &CollectiveCall<'_>) -> Self {
+        Self { op: call.op, dtype: call.dtype, src: call.src.cloned(), dst: call.dst.cloned() }
+    }
+}
+
 impl From<&CollectiveGroup<'_>> for OwnedCollectives {
     fn from(group: &CollectiveGroup<'_>) -> Self {
-        let owned = |call: &CollectiveCall<'_>| OwnedCall {
-            op: call.op,
-            dtype: call.dtype,
-            src: call.src.cloned(),
-            dst: call.dst.cloned(),
-        };
-        Self { communicator: Arc::clone(group.communicator), calls: group.calls.iter().map(owned).collect() }
+        let calls = group.calls.iter().map(OwnedCall::from).collect();
+        Self { communicator: Arc::clone(group.communicator), calls }
     }
 }
 
@@ -467,7 +469,8 @@ impl OwnedCollectives {
 }
 
 impl OwnedCall {
-    const fn lend(&self) -> CollectiveCall<'_> {
+    /// Lends it as a [`CollectiveCall`].
+    pub const fn lend(&self) -> CollectiveCall<'_> {
         CollectiveCall { op: self.op, dtype: self.dtype, src: self.src.as_ref(), dst: self.dst.as_ref() }
     }
 }

@@ -18,7 +18,7 @@ use warpweft_core_types::{
 
 use self::board::{Board, Post};
 use super::{Engine, EngineKind};
-use crate::CommError;
+use crate::{CommError, persistent::Work};
 
 pub(crate) use self::board::BoardId;
 
@@ -72,6 +72,10 @@ impl Engine for PlannedEngine {
     ) -> Result<(), CommError> {
         let what = calls.first().map(|call| call.op().to_string()).unwrap_or_default();
         Err(self.cannot(format!("{what} in a graph")))
+    }
+
+    fn persist(&self, calls: &[CollectiveCall<'_>]) -> Result<Work, CommError> {
+        Ok(Work::of_calls(calls))
     }
 
     fn enqueue(

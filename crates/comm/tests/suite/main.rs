@@ -7,5 +7,6 @@ mod failures;
 mod flight;
 mod groups;
 mod orders;
+mod persistent;
 mod rig;
 mod user;

@@ -8,9 +8,9 @@ use std::{
 
 use warpweft_core_types::{
     AllocError, Arg, Backend, BufferDesc, BufferView, CopyRegion, Device, Failure, Features, FillRegion,
-    HostFunction, Kernel, KernelCode, KernelContract, Launch, LoadError, Op, OpenError, Param, Progress,
-    Queue, QueueDesc, ResidentDesc, ResidentError, Semaphore, SemaphorePoint, Submission, SubmitError,
-    WaitError,
+    HostFunction, HostMemory, Kernel, KernelCode, KernelContract, Launch, LoadError, Op, OpenError, Param,
+    Progress, Queue, QueueDesc, ResidentDesc, ResidentError, Semaphore, SemaphorePoint, Submission,
+    SubmitError, WaitError,
 };
 use warpweft_host::HostBackend;
 use warpweft_wrappers::{FaultConfig, FaultyBackend, TracingBackend, ValidatingBackend};
@@ -105,6 +105,18 @@ fn allocations_fail_and_are_slow() {
     let started = Instant::now();
     slow.view();
     assert!(started.elapsed() >= delay);
+}
+
+#[test]
+fn imports_fail() {
+    let import = |bench: &Bench| {
+        let view = BufferView::whole(bench.device.allocate(&BufferDesc::host_visible(4096)).unwrap());
+        let memory = HostMemory::of_buffer(Arc::clone(view.buffer())).unwrap();
+        bench.device.host_import().unwrap().import(memory)
+    };
+    let fails = Bench::faulty(FaultConfig { import_fails: 1.0, ..Default::default() });
+    assert!(matches!(import(&fails), Err(AllocError::CannotImport { .. })));
+    assert_eq!(import(&Bench::faulty(FaultConfig::default())).unwrap().size(), 4096);
 }
 
 #[test]

@@ -25,7 +25,8 @@ pub enum EngineKind {
     Solo,
     /// The collectives of the devices' own driver stack, such as NCCL.
     Native,
-    /// Memory that all ranks of a host map, for host devices in threads and processes.
+    /// Memory that all ranks of a host map, for host devices in threads and processes. A call in a queue has a worker of
+    /// its device until it is over: communicators that are used side by side need one each.
     Host,
     /// Copies by the best route and kernels that reduce, for any mixture of devices of one process.
     Planned,

@@ -255,7 +255,7 @@ impl Inner {
         let engine = self.pick_for(calls)?;
         let kind = engine.kind();
         let at = self.engines.iter().position(|engine| engine.kind() == kind).unwrap_or(0);
-        Ok((at, engine.persist(calls)?))
+        Ok((at, engine.persist(calls).map_err(|error| self.told(error))?))
     }
 
     /// A call that was checked before.
@@ -308,6 +308,18 @@ impl Inner {
     fn put(
         &self,
         queue: &Arc<dyn Queue>,
+        call: (Signature, &Exchanges),
+        place: Place,
+        deadline: Option<Deadline>,
+        submit: impl FnOnce(&[SemaphorePoint]) -> Result<(), CommError>,
+    ) -> Result<Enqueued, CommError> {
+        // The lock is free again before anything is told.
+        self.try_put(queue, call, place, deadline, submit).map_err(|error| self.told(error))
+    }
+
+    fn try_put(
+        &self,
+        queue: &Arc<dyn Queue>,
         (signature, exchanges): (Signature, &Exchanges),
         place: Place,
         deadline: Option<Deadline>,
@@ -331,8 +343,7 @@ impl Inner {
         self.flight.begin(called, signature, exchanges, (place.engine, Some(id)));
         if let Err(error) = submit(&waits) {
             self.flight.retract(called.ticket);
-            drop(state);
-            return Err(self.told(error));
+            return Err(error);
         }
         state.take(called);
         state.lines.note(id, called.ticket);
@@ -351,7 +362,7 @@ impl Inner {
         if engine.runs(calls) {
             return self.run_here(engine, calls, signature, deadline);
         }
-        let queue = self.own_queue()?;
+        let queue = self.own_queue().map_err(|error| self.told(error))?;
         let place = Place { engine: engine.kind().name(), behind: Behind::All };
         let submit = |waits: &[SemaphorePoint]| engine.enqueue(calls, &queue, waits, &[]);
         self.put(&queue, (signature, &exchanges_of(calls)), place, Some(deadline), submit)?.wait(deadline)
@@ -365,14 +376,15 @@ impl Inner {
         signature: Signature,
         deadline: Deadline,
     ) -> Result<(), CommError> {
-        let (called, before) = {
+        let begin = || -> Result<_, CommError> {
             let mut state = self.turn(&signature, Some(deadline))?;
             let before = state.lines.points(None)?;
             let called = state.next(&signature);
             state.take(called);
             self.flight.begin(called, signature, &exchanges_of(calls), (engine.kind().name(), None));
-            (called, before)
+            Ok((called, before))
         };
+        let (called, before) = begin().map_err(|error| self.told(error))?;
         for point in before {
             match point.wait(deadline) {
                 // That is over too.
@@ -399,10 +411,11 @@ impl Inner {
         if !calls.is_empty() {
             let engine = self.pick_for(calls)?;
             self.usable()?;
-            engine.with_ops(calls, &mut |ops| {
+            let owned = engine.with_ops(calls, &mut |ops| {
                 nodes.extend(ops.iter().map(|op| GraphOp::Op(OwnedOp::from(op))));
                 Ok(())
-            })?;
+            });
+            owned.map_err(|error| self.told(error))?;
         }
         Ok(nodes)
     }
@@ -457,7 +470,7 @@ impl Inner {
         if let Some(word) = self.word.get() {
             return Ok(word);
         }
-        let word = self.device.allocate(&BufferDesc::device(4))?;
+        let word = self.device.allocate(&BufferDesc::device(4)).map_err(|error| self.told(error.into()))?;
         Ok(self.word.get_or_init(|| BufferView::whole(word)))
     }
 
@@ -480,8 +493,9 @@ impl Inner {
             self.wait_for_news();
         }
         self.check_group();
-        // A queue that failed by something else takes this call from the others all the same.
-        if let CommError::Failed(failure) = &error {
+        // A queue that failed by something else takes this call from the others all the same, and so does a device that
+        // is lost before there is anything in a queue.
+        if let Some(failure) = error.failure() {
             self.fail(failure, true);
         }
         match (&error, self.failure.get()) {

@@ -6,6 +6,7 @@ mod calls;
 mod failures;
 mod flight;
 mod groups;
+mod lost;
 mod orders;
 mod persistent;
 mod rig;

@@ -321,6 +321,25 @@ fn a_wait_that_only_the_host_can_end_may_order_anything() {
 }
 
 #[test]
+fn what_signals_comes_before_what_waits_for_it_however_late_it_is_submitted() {
+    let held = held();
+    let signalling = |queue: &Arc<dyn Queue>, view: &BufferView, signal: &SemaphorePoint| {
+        let ops = [Op::Fill(FillRegion::bytes(view, 1))];
+        queue.submit(&Submission { waits: &[], ops: &ops, signals: std::slice::from_ref(signal) })
+    };
+    // Behind the held copy there is one more in its queue, and one in another that waits for that.
+    let third = held.bench.view();
+    let behind = held.bench.submit(&[copy(&held.views[1], &third)], 2).unwrap();
+    held.fill(&third, std::slice::from_ref(&behind)).unwrap();
+    let late = held.bench.device.create_queue(&QueueDesc::default()).unwrap();
+    let nothing = SemaphorePoint::new(&held.bench.device.create_semaphore(0).unwrap(), 1);
+    // What signals something else is ordered by nothing.
+    assert!(matches!(signalling(&late, &third, &nothing), Err(SubmitError::Invalid { .. })));
+    signalling(&late, &third, &held.gate).unwrap();
+    behind.wait(PATIENCE).unwrap();
+}
+
+#[test]
 fn waiting_for_ones_own_signal_is_refused() {
     let bench = Bench::new(&ValidatingBackend::new(host()));
     let point = bench.point(1);

@@ -308,6 +308,9 @@ pub enum GroupError {
         /// The group's size.
         size: u32,
     },
+    /// This member has left the group.
+    #[error("this member has left the group")]
+    Left,
     /// This process was forked from the one that joined.
     #[error("process {member} joined this group, and process {here} is a fork of it: join in each process")]
     Forked {

@@ -207,6 +207,19 @@ impl Group {
         Ok(())
     }
 
+    /// Leaves the group, which the others see as [`Loss::Left`](crate::Loss::Left): whoever still has a share of it finds
+    /// that every call fails, and it does not form anew from here. It waits for nothing; dropping the group does.
+    ///
+    /// # Errors
+    ///
+    /// This process is a fork of the one that joined.
+    pub fn leave(&self) -> Result<(), GroupError> {
+        self.check_process()?;
+        self.shared.update(|state| state.left = true);
+        self.shared.command(Command::Leave);
+        Ok(())
+    }
+
     /// What is known of every member, by rank.
     ///
     /// # Errors
@@ -312,7 +325,6 @@ impl Group {
         if member == here { Ok(()) } else { Err(GroupError::Forked { member, here }) }
     }
 
-    #[cfg(target_os = "linux")]
     pub(crate) fn shared(&self) -> &Shared {
         &self.shared
     }
@@ -324,6 +336,7 @@ impl Drop for Group {
             // The service belongs to the parent process, and so do the sockets' other ends.
             return;
         }
+        // Once more is no harm.
         self.shared.command(Command::Leave);
         if let Some(service) = self.service.take()
             && service.join().is_err()

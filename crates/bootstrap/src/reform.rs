@@ -157,6 +157,9 @@ impl Group {
 
     fn expected(&self, config: &ReformConfig) -> Result<BTreeSet<Rank>, GroupError> {
         let mut expected = present(&self.health()?);
+        if self.shared().lock().left {
+            return Err(GroupError::Left);
+        }
         config.without.iter().try_for_each(|rank| self.check_rank(*rank))?;
         expected.retain(|rank| *rank == self.rank() || !config.without.contains(rank));
         expected.insert(self.rank());

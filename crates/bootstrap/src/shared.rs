@@ -39,6 +39,8 @@ pub(crate) struct State {
     pub(crate) health: Vec<Health>,
     pub(crate) changes: Changes,
     pub(crate) aborted: Option<(Rank, String)>,
+    /// This member has left.
+    pub(crate) left: bool,
     pub(crate) outcomes: BTreeMap<u64, Result<Vec<Vec<u8>>, CallFailure>>,
     /// Somebody is in a call; calls of one member have an order.
     pub(crate) calling: bool,
@@ -82,6 +84,9 @@ impl Changes {
 impl State {
     /// Why no call can succeed any more.
     pub(crate) fn broken(&self) -> Option<GroupError> {
+        if self.left {
+            return Some(GroupError::Left);
+        }
         if let Some((by, reason)) = &self.aborted {
             return Some(GroupError::Aborted { by: *by, reason: reason.clone() });
         }
@@ -97,7 +102,7 @@ impl State {
     /// Why nothing can come from this member any more.
     #[cfg(target_os = "linux")]
     pub(crate) fn gone(&self, rank: Rank) -> Option<GroupError> {
-        if self.aborted.is_some() || self.ended.is_some() {
+        if self.left || self.aborted.is_some() || self.ended.is_some() {
             return self.broken();
         }
         match self.health.get(rank.index()) {

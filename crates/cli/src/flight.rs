@@ -4,15 +4,22 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 use serde::Serialize;
-use warpweft::comm::{CallRecord, FlightRecord, Verdict};
+use warpweft::comm::{CallRecord, CommunicatorId, FlightRecord, Verdict};
 
 use crate::{args::Flight, output};
 
 /// What is told to programs.
 #[derive(Debug, Serialize)]
 struct Report<'a> {
+    communicators: Vec<Judged<'a>>,
+}
+
+/// One communicator.
+#[derive(Debug, Serialize)]
+struct Judged<'a> {
+    communicator: &'a CommunicatorId,
     #[serde(flatten)]
-    verdict: &'a Verdict,
+    verdict: Verdict,
     records: &'a [FlightRecord],
 }
 
@@ -24,27 +31,41 @@ pub(crate) fn run(args: &Flight) -> anyhow::Result<ExitCode> {
         "{folder} has no flight records; a communicator writes them when it fails, if its configuration names a \
          folder"
     );
-    let verdict = Verdict::of(&records);
+    let judged = FlightRecord::by_communicator(&records).filter_map(|records| {
+        Some(Judged { communicator: &records.first()?.communicator, verdict: Verdict::of(records), records })
+    });
+    let communicators: Vec<_> = judged.collect();
+    let is_clean = communicators.iter().all(|judged| judged.verdict == Verdict::Clean);
     if args.json {
-        output::json(&Report { verdict: &verdict, records: &records })?;
+        output::json(&Report { communicators })?;
     } else {
-        print(&records, &verdict, args.last);
+        communicators.iter().for_each(|judged| print(judged, args.last));
     }
-    Ok(if verdict == Verdict::Clean { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if is_clean { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-fn print(records: &[FlightRecord], verdict: &Verdict, last: usize) {
-    for record in records {
+fn print(judged: &Judged<'_>, last: usize) {
+    output::title(&format!("communicator {}", judged.communicator));
+    for record in judged.records {
         output::title(&format!("rank {} of {}, {}", record.rank, record.size, record.device));
+        output::note(&format!("  {}", record.origin));
         if let Some(failure) = &record.failure {
             output::note(&format!("  failed: {failure}"));
         }
         let from = record.calls.len().saturating_sub(last);
         record.calls[from..].iter().for_each(|call| output::line(line(call)));
+        if let Some(number) = record.numbers_agree_until {
+            output::note(&format!(
+                "  behind #{number} numbers may not be those of other ranks: calls differed and failed a queue"
+            ));
+        }
     }
+    let (name, verdict) = (judged.communicator, &judged.verdict);
     match verdict {
-        Verdict::Clean => output::good("everything that is remembered was over on all ranks"),
-        blame => output::wrong(&sentence(blame)),
+        Verdict::Clean => {
+            output::good(&format!("{name}: everything that is remembered was over on all ranks"))
+        }
+        blame => output::wrong(&format!("{name}: {}", sentence(blame))),
     }
 }
 
@@ -78,6 +99,15 @@ fn sentence(verdict: &Verdict) -> String {
         Verdict::Stuck { ranks, number, call } => {
             format!("all made call #{number}, {call}, and it was not over on {}", names(ranks))
         }
+        Verdict::Unmet { rank, call, exchange } => {
+            let (peer, number) = (exchange.peer, exchange.number);
+            let (of_rank, of_peer) = if exchange.sends { ("to", "receive") } else { ("from", "send") };
+            let own = if exchange.sends { "send" } else { "receive" };
+            format!(
+                "rank {rank} waits in {call}: it is {own} {number} {of_rank} rank {peer}, which never made its \
+                 {of_peer} {number} with rank {rank}"
+            )
+        }
         other => format!("{other:?}"),
     }
 }
@@ -89,10 +119,19 @@ fn names(ranks: &[u32]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use warpweft::comm::Exchange;
+
     use super::*;
 
     #[test]
     fn the_culprit_is_named_in_a_sentence() {
+        let exchange = Exchange { peer: 1, sends: true, number: 4 };
+        let unmet = Verdict::Unmet { rank: 0, call: "send to rank 1 of u8, 3 bytes".to_owned(), exchange };
+        assert_eq!(
+            sentence(&unmet),
+            "rank 0 waits in send to rank 1 of u8, 3 bytes: it is send 4 to rank 1, which never made its receive 4 \
+             with rank 0"
+        );
         let call = || "all_reduce sum of f32, 8 bytes".to_owned();
         let check = |verdict: Verdict, text: &str| assert_eq!(sentence(&verdict), text);
         check(

@@ -2,7 +2,8 @@
 
 use std::{
     fmt,
-    sync::{Arc, Mutex, Weak},
+    sync::{Arc, Weak},
+    task::{Poll, Waker},
     thread,
     time::Duration,
 };
@@ -11,9 +12,9 @@ use smallvec::SmallVec;
 use warpweft_core_types::{CollectiveCall, Deadline, GraphOp, Queue, QueueId, SemaphorePoint, SubmitError};
 
 use crate::{
-    CommError, Communicator,
+    CommError, Communicator, PersistentCall,
     error::unfinished,
-    inner::{Inner, State, TURN, lock_by},
+    inner::{Inner, Shared, TURN, check_overlaps, lock_by, try_lock},
 };
 
 /// One call of a collective, with operands that were checked. Nothing is done before it is enqueued or waited for.
@@ -58,6 +59,15 @@ impl<'a> Call<'a> {
         self.comm.inner.nodes(&[self.call])
     }
 
+    /// It with operands of its own, to be enqueued many times.
+    ///
+    /// # Errors
+    ///
+    /// [`CommError::Unsupported`] where no engine does it; [`CommError::Failed`] of a communicator that has failed.
+    pub fn persistent(self) -> Result<PersistentCall, CommError> {
+        PersistentCall::new(&self.comm.inner, &[self.call])
+    }
+
     /// It and another, which begin together.
     pub fn and(self, other: Self) -> Calls<'a> {
         Calls { comm: self.comm, calls: SmallVec::from_slice(&[self.call, other.call]) }
@@ -97,6 +107,16 @@ impl<'a> Calls<'a> {
         self.comm.inner.run(&self.calls, deadline.into())
     }
 
+    /// As [`Call::persistent`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Call::persistent`], and [`CommError::Unsupported`] for a group of no calls.
+    pub fn persistent(self) -> Result<PersistentCall, CommError> {
+        check_overlaps(&self.calls)?;
+        PersistentCall::new(&self.comm.inner, &self.calls)
+    }
+
     /// As [`Call::nodes`].
     ///
     /// # Errors
@@ -113,12 +133,13 @@ impl<'a> From<Call<'a>> for Calls<'a> {
     }
 }
 
-/// A call in a queue. It keeps no communicator: what becomes of it can be asked when that is gone.
+/// A call in a queue: to be waited for by a deadline, or with `.await`. It keeps no communicator: what becomes of it can
+/// be asked when that is gone.
 #[derive(Clone)]
 pub struct Enqueued {
-    pub(crate) inner: Weak<Inner>,
-    pub(crate) state: Arc<Mutex<State>>,
-    pub(crate) queue: QueueId,
+    pub(crate) shared: Arc<Shared>,
+    /// The queue's number.
+    pub(crate) queue: u32,
     pub(crate) ticket: u64,
 }
 
@@ -140,22 +161,56 @@ impl Enqueued {
     /// [`CommError::Timeout`] by the deadline, and the call goes on; [`CommError::Failed`].
     pub fn wait(&self, deadline: impl Into<Deadline>) -> Result<(), CommError> {
         let deadline = deadline.into();
-        let late = |error| unfinished(error, self.ticket, format!("a call on {}", self.queue));
+        let late = |error| unfinished(error, self.ticket, self.text());
         let outcome = match self.point_with_room(deadline)? {
             None => Ok(()),
             Some(point) => point.wait(deadline).map_err(|error| self.told(late(error))),
         };
-        if let Some(inner) = self.inner.upgrade() {
+        if let Some(inner) = self.inner() {
             inner.look();
         }
         outcome
     }
 
+    /// The communicator, if there still is one.
+    fn inner(&self) -> Option<Arc<Inner>> {
+        self.shared.inner.get().and_then(Weak::upgrade)
+    }
+
+    fn queue(&self) -> QueueId {
+        QueueId { device: self.shared.device, number: self.queue }
+    }
+
+    fn text(&self) -> String {
+        format!("a call on {}", self.queue())
+    }
+
     fn point_by(&self, deadline: Deadline) -> Result<Option<SemaphorePoint>, CommError> {
-        let late = || CommError::Timeout { number: self.ticket, op: format!("a call on {}", self.queue) };
+        let late = || CommError::Timeout { number: self.ticket, op: self.text() };
         // The lock is free again before anything is told.
-        let point = lock_by(&self.state, deadline).ok_or_else(late)?.lines.point(self.queue, self.ticket);
+        let point =
+            lock_by(&self.shared.state, deadline).ok_or_else(late)?.lines.point(self.queue, self.ticket);
         point.map_err(|error| self.told(error))
+    }
+
+    /// A point, if nobody else has the queues; it waits for nothing.
+    pub(crate) fn point_now(&self) -> Option<Result<Option<SemaphorePoint>, CommError>> {
+        Some(try_lock(&self.shared.state)?.lines.point(self.queue, self.ticket))
+    }
+
+    /// Has the communicator's own thread wake somebody when it has looked once more; whoever outlives the communicator is
+    /// woken at once.
+    pub(crate) fn look_later<T>(&self, waker: &Waker) -> Poll<T> {
+        match self.inner() {
+            Some(inner) => inner.bell.look_for(waker),
+            None => waker.wake_by_ref(),
+        }
+        Poll::Pending
+    }
+
+    /// What is told of an error, once it is known.
+    pub(crate) fn judged(&self, error: &CommError) -> Option<CommError> {
+        self.inner().map_or_else(|| Some(error.clone()), |inner| inner.judged(error))
     }
 
     /// A point, once there is room for it in the queue.
@@ -173,7 +228,7 @@ impl Enqueued {
     }
 
     fn told(&self, error: CommError) -> CommError {
-        match self.inner.upgrade() {
+        match self.inner() {
             Some(inner) => inner.told(error),
             None => error,
         }
@@ -183,7 +238,7 @@ impl Enqueued {
 impl fmt::Debug for Enqueued {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Enqueued")
-            .field("queue", &self.queue)
+            .field("queue", &self.queue())
             .field("ticket", &self.ticket)
             .finish_non_exhaustive()
     }

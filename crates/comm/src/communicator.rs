@@ -10,7 +10,7 @@ use warpweft_core_types::{
 };
 
 use crate::{
-    Call, Calls, CommConfig, CommError, EngineKind, Enqueued, FlightRecord,
+    Call, Calls, CommConfig, CommError, CommunicatorId, EngineKind, Enqueued, FlightRecord,
     inner::{Inner, count, failed},
     keeper::Keeper,
 };
@@ -20,8 +20,9 @@ use crate::{
 /// Any thread may use it. What is enqueued in which order has to be the same on all ranks; sends and receives only have
 /// to be in order between the two.
 ///
-/// Dropping it leaves the group. Calls that the others have under way may still end, for half a second; what comes after
-/// fails on them.
+/// Dropping it leaves the group, once its own calls under way have ended; what has not ended in half a second is ended.
+/// No drop waits for that. Calls that the others have under way may still end, for half a second too; what comes after
+/// fails on them. A graph with nodes of it that is replayed later fails its queue or is refused.
 pub struct Communicator {
     /// Before the rest, which it watches.
     _keeper: Keeper,
@@ -42,8 +43,23 @@ impl Communicator {
         config: &CommConfig,
         deadline: impl Into<Deadline>,
     ) -> Result<Self, CommError> {
-        let inner = Arc::new(Inner::new(Arc::new(group), device, config, deadline.into())?);
+        Self::create_as("made by the program".to_owned(), group, device, config, deadline.into())
+    }
+
+    fn create_as(
+        origin: String,
+        group: Group,
+        device: &Arc<dyn Device>,
+        config: &CommConfig,
+        deadline: Deadline,
+    ) -> Result<Self, CommError> {
+        let inner = Inner::new(Arc::new(group), device, config, origin, deadline)?;
         Ok(Self { _keeper: Keeper::start(Arc::clone(&inner))?, inner })
+    }
+
+    /// Which communicator it is, the same on all its ranks; records name it.
+    pub fn id(&self) -> &CommunicatorId {
+        self.inner.id()
     }
 
     /// Which rank this is.
@@ -94,7 +110,7 @@ impl Communicator {
     ///
     /// [`CommError::Unsupported`].
     pub fn engine_for(&self, op: CollectiveOp, dtype: DType) -> Result<EngineKind, CommError> {
-        self.inner.pick(&[(op, dtype)]).map(|engine| engine.kind())
+        self.inner.pick([(op, dtype)].into_iter()).map(|engine| engine.kind())
     }
 
     /// A call of any kind; the other methods are this with names.
@@ -126,6 +142,20 @@ impl Communicator {
         dst: &'a BufferView,
     ) -> Result<Call<'a>, CommError> {
         self.call(CollectiveOp::AllReduce(op), dtype, Some(src), Some(dst))
+    }
+
+    /// The same in place.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::call`].
+    pub fn all_reduce_in_place<'a>(
+        &'a self,
+        op: ReduceOp,
+        dtype: DType,
+        view: &'a BufferView,
+    ) -> Result<Call<'a>, CommError> {
+        self.all_reduce(op, dtype, view, view)
     }
 
     /// Gives rank `r` part `r` of what all ranks' elements reduce to: `src` is as long as all parts together. In place
@@ -413,7 +443,8 @@ impl Communicator {
         let rank = self.rank();
         self.inner.fail(&failed(CollectiveFailure::Aborted { rank, reason: "it forms anew".into() }), false);
         let reformed = self.inner.group().reform_with(config, deadline)?;
-        Self::create(reformed.group, self.device(), self.inner.config(), deadline)
+        let origin = format!("formed anew from {}, rank {rank} there", self.id());
+        Self::create_as(origin, reformed.group, self.device(), self.inner.config(), deadline)
     }
 
     /// Parts the ranks: those with the same colour make a communicator of their own, in the order of their keys and then
@@ -432,7 +463,9 @@ impl Communicator {
         self.inner.usable()?;
         let Some((rendezvous, config)) = self.inner.part(color, key, deadline)? else { return Ok(None) };
         let group = Group::join(rendezvous, config, deadline)?;
-        Self::create(group, self.device(), self.inner.config(), deadline).map(Some)
+        let color = color.unwrap_or_default();
+        let origin = format!("split of {}, colour {color}, rank {} there", self.id(), self.rank());
+        Self::create_as(origin, group, self.device(), self.inner.config(), deadline).map(Some)
     }
 
     /// The last calls, and what became of them.

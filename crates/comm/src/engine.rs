@@ -5,11 +5,11 @@ use std::{fmt, sync::Arc};
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 use warpweft_core_types::{
-    Buffer, CollectiveCall, CollectiveError, CollectiveOp, DType, Deadline, Failure, Op, Queue, Registration,
-    RegistrationKind, SemaphorePoint, Submission,
+    Buffer, CollectiveCall, CollectiveError, CollectiveOp, DType, Deadline, Failure, Op, OwnedOp, Queue,
+    Registration, RegistrationKind, SemaphorePoint, Submission,
 };
 
-use crate::CommError;
+use crate::{CommError, persistent::Work};
 
 pub(crate) mod host;
 pub(crate) mod native;
@@ -25,7 +25,8 @@ pub enum EngineKind {
     Solo,
     /// The collectives of the devices' own driver stack, such as NCCL.
     Native,
-    /// Memory that all ranks of a host map, for host devices in threads and processes.
+    /// Memory that all ranks of a host map, for host devices in threads and processes. A call in a queue has a worker of
+    /// its device until it is over: communicators that are used side by side need one each.
     Host,
     /// Copies by the best route and kernels that reduce, for any mixture of devices of one process.
     Planned,
@@ -79,10 +80,29 @@ pub(crate) trait Engine: fmt::Debug + Send + Sync {
         then: &[Op<'_>],
     ) -> Result<(), CommError> {
         self.with_ops(calls, &mut |ops| {
-            let ops: SmallVec<[Op<'_>; 2]> = ops.iter().chain(then).copied().collect();
-            queue.submit(&Submission { waits, ops: &ops, signals: &[] })?;
+            if then.is_empty() {
+                queue.submit(&Submission { waits, ops, signals: &[] })?;
+            } else {
+                let ops: SmallVec<[Op<'_>; 2]> = ops.iter().chain(then).copied().collect();
+                queue.submit(&Submission { waits, ops: &ops, signals: &[] })?;
+            }
             Ok(())
         })
+    }
+
+    /// What it needs to carry out calls that begin together, again and again.
+    fn persist(&self, calls: &[CollectiveCall<'_>]) -> Result<Work, CommError> {
+        let mut owned = SmallVec::new();
+        self.with_ops(calls, &mut |ops| {
+            owned.extend(ops.iter().map(OwnedOp::from));
+            Ok(())
+        })?;
+        Ok(Work::Ops(owned))
+    }
+
+    /// How many calls that all ranks make a node of a graph has.
+    fn calls_in(&self, _node: &OwnedOp) -> usize {
+        0
     }
 
     /// Whether it carries out these calls, with such memory, in a thread that waits for them.
@@ -101,6 +121,10 @@ pub(crate) trait Engine: fmt::Debug + Send + Sync {
 
     /// Ends what is under way: it fails with this.
     fn abort(&self, failure: &Arc<Failure>, deadline: Deadline);
+
+    /// Takes no more calls, which fail with this, and tells the other ranks, whoever still has something of it. What was
+    /// under way has ended.
+    fn leave(&self, _failure: &Arc<Failure>) {}
 
     /// Registers memory.
     fn register(

@@ -136,6 +136,26 @@ impl CommError {
         }
     }
 
+    /// What failed for good, if that is why.
+    pub(crate) fn failure(&self) -> Option<&Arc<Failure>> {
+        match self {
+            Self::Failed(failure) => Some(failure),
+            Self::Memory(error) => match &**error {
+                AllocError::Failed(failure) => Some(failure),
+                _ => None,
+            },
+            Self::Open(error) => match &**error {
+                OpenError::Failed(failure) => Some(failure),
+                _ => None,
+            },
+            Self::Load(error) => match &**error {
+                LoadError::Failed(failure) => Some(failure),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+
     pub(crate) fn system(what: &'static str) -> impl FnOnce(std::io::Error) -> Self {
         move |source| Self::System { what, source: Arc::new(source) }
     }

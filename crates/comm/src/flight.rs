@@ -1,15 +1,17 @@
 //! The flight recorder: the last calls of a rank, and what became of them.
 
 use std::{
-    collections::VecDeque,
-    fs, io,
+    collections::{BTreeMap, VecDeque},
+    fmt, fs, io,
+    num::NonZeroU64,
     path::{Path, PathBuf},
     sync::{Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
 use serde::{Deserialize, Serialize};
-use warpweft_core_types::{CollectiveCall, CollectiveOp, DType, QueueId};
+use smallvec::SmallVec;
+use warpweft_core_types::{CollectiveCall, CollectiveOp, DType, DeviceId, QueueId};
 
 /// What is recorded, and where it goes when a communicator fails.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -17,6 +19,7 @@ pub struct FlightConfig {
     /// Calls that are remembered, besides those under way.
     pub capacity: usize,
     /// The folder that gets a file for each rank when the communicator fails; none is written if there is no folder.
+    /// Several communicators may share it.
     pub folder: Option<PathBuf>,
 }
 
@@ -26,9 +29,46 @@ impl Default for FlightConfig {
     }
 }
 
+/// Which communicator a record is of: the same on all its ranks, and no other's.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct CommunicatorId {
+    /// The run of its group; a split has a run of its own.
+    pub run: String,
+    /// How often its group had formed anew.
+    pub epoch: u32,
+    /// A number that rank 0 drew, since a run may have several groups.
+    pub mark: u32,
+}
+
+impl fmt::Display for CommunicatorId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}-{:08x}", self.run, self.epoch, self.mark)
+    }
+}
+
+impl CommunicatorId {
+    /// As part of a file's name. Runs are named by people, who may use any letters; the mark tells apart what is alike
+    /// without them.
+    fn file_stem(&self) -> String {
+        const LONGEST: usize = 64;
+        let is_plain = |letter: char| letter.is_ascii_alphanumeric() || letter == '-' || letter == '_';
+        let run: String = self
+            .run
+            .chars()
+            .take(LONGEST)
+            .map(|letter| if is_plain(letter) { letter } else { '_' })
+            .collect();
+        format!("{run}.{}-{:08x}", self.epoch, self.mark)
+    }
+}
+
 /// The last calls of one rank, as a file holds them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct FlightRecord {
+    /// The communicator.
+    pub communicator: CommunicatorId,
+    /// How it came to be, in words: what it is a split of, or what it formed anew from.
+    pub origin: String,
     /// The rank.
     pub rank: u32,
     /// How many there are.
@@ -39,8 +79,35 @@ pub struct FlightRecord {
     pub failure: Option<String>,
     /// Ranks that this one knows to be lost.
     pub lost: Vec<u32>,
+    /// Later calls may have other numbers on other ranks: a call that differed between them failed a queue, and some
+    /// ranks had put calls behind it that others were refused. None if all numbers agree.
+    pub numbers_agree_until: Option<u64>,
+    /// How many sends and receives it has begun, by the other rank.
+    pub exchanged: Vec<Exchanged>,
     /// The calls, oldest first.
     pub calls: Vec<CallRecord>,
+}
+
+/// Sends and receives that a rank has begun, with one other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Exchanged {
+    /// The other rank.
+    pub peer: u32,
+    /// Sends to it.
+    pub sent: u64,
+    /// Receives from it.
+    pub received: u64,
+}
+
+/// A send or receive of a call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Exchange {
+    /// The other rank.
+    pub peer: u32,
+    /// Whether this rank gives.
+    pub sends: bool,
+    /// Its place among the sends to that rank or the receives from it. It meets the one with the same place there.
+    pub number: u64,
 }
 
 /// One call.
@@ -50,11 +117,15 @@ pub struct CallRecord {
     pub number: Option<u64>,
     /// What was called, in words that all ranks share.
     pub call: String,
+    /// The sends and receives in it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub exchanges: Vec<Exchange>,
     /// The engine.
     pub engine: String,
     /// The queue, if it is in one.
     pub queue: Option<String>,
-    /// When it was called, in microseconds since the communicator was made.
+    /// When it was called, in microseconds since the communicator was made. Of a call in a queue, when it was seen there
+    /// first, some milliseconds later: a reading of the clock would cost as much as the rest of the record.
     pub called_us: u64,
     /// When it was seen to be over.
     pub over_us: Option<u64>,
@@ -72,7 +143,8 @@ pub(crate) enum Signature {
         count: usize,
     },
     Replay {
-        nodes: usize,
+        /// Those in it that all ranks make.
+        calls: usize,
     },
 }
 
@@ -104,7 +176,8 @@ impl Signature {
             Self::Calls { op, dtype, bytes, count } => {
                 format!("{count} calls from {op} of {dtype}, {bytes} bytes")
             }
-            Self::Replay { nodes } => format!("replay of a graph of {nodes} nodes"),
+            Self::Replay { calls: 1 } => "replay of a graph with 1 call".to_owned(),
+            Self::Replay { calls } => format!("replay of a graph with {calls} calls"),
         }
     }
 
@@ -117,6 +190,18 @@ impl Signature {
     }
 }
 
+/// The sends and receives of calls that begin together; their numbers are given when they are noted.
+pub(crate) type Exchanges = SmallVec<[Exchange; 2]>;
+
+pub(crate) fn exchanges_of(calls: &[CollectiveCall<'_>]) -> Exchanges {
+    let of = |call: &CollectiveCall<'_>| match call.op() {
+        CollectiveOp::Send { to } => Some(Exchange { peer: to, sends: true, number: 0 }),
+        CollectiveOp::Recv { from } => Some(Exchange { peer: from, sends: false, number: 0 }),
+        _ => None,
+    };
+    calls.iter().filter_map(of).collect()
+}
+
 /// Which call of a rank.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Called {
@@ -126,16 +211,23 @@ pub(crate) struct Called {
     pub(crate) number: Option<u64>,
 }
 
+/// What is remembered of a call. Every call writes the next one, so it takes few lines of the cache.
 #[derive(Debug)]
 struct Entry {
     ticket: u64,
-    number: Option<u64>,
+    number: Option<NonZeroU64>,
     signature: Signature,
+    exchanges: Option<Box<[Exchange]>>,
     engine: &'static str,
-    queue: Option<QueueId>,
-    called: Instant,
-    over: Option<Instant>,
+    /// The queue's number: all are of one device.
+    queue: Option<u32>,
+    /// When it was seen first.
+    called: Option<Moment>,
+    over: Option<Moment>,
 }
+
+/// Nanoseconds since the communicator was made.
+type Moment = NonZeroU64;
 
 /// Room that is made for calls before there are any.
 const MOST_AT_ONCE: usize = 1024;
@@ -153,9 +245,33 @@ struct Ring {
     entries: VecDeque<Entry>,
     /// How many of them are under way.
     open: usize,
+    /// The sends and receives so far, by the other rank.
+    exchanged: BTreeMap<u32, [u64; 2]>,
+    /// The last call whose number is surely that of the other ranks, if there is doubt.
+    doubtful: Option<u64>,
 }
 
 impl Ring {
+    /// The exchanges of a call with their numbers.
+    fn counted(&mut self, exchanges: &[Exchange]) -> Box<[Exchange]> {
+        let mut number = |exchange: &Exchange| {
+            let count = self.exchanges(exchange);
+            *count += 1;
+            Exchange { number: *count, ..*exchange }
+        };
+        exchanges.iter().map(&mut number).collect()
+    }
+
+    fn exchanges(&mut self, exchange: &Exchange) -> &mut u64 {
+        &mut self.exchanged.entry(exchange.peer).or_default()[usize::from(!exchange.sends)]
+    }
+
+    /// Notes when calls were seen that nobody has looked at since they were made.
+    fn see(&mut self, now: Moment) {
+        let unseen = self.entries.iter_mut().rev().take_while(|entry| entry.called.is_none());
+        unseen.for_each(|entry| entry.called = Some(now));
+    }
+
     /// Forgets the oldest calls that are too many. Those under way stay, since their age is what ends them.
     fn forget(&mut self, capacity: usize) {
         while self.entries.len() > capacity.max(self.open) {
@@ -178,23 +294,35 @@ impl Flight {
     pub(crate) fn new(config: FlightConfig) -> Self {
         // Any number may be asked for; more room is made when it is needed.
         let entries = VecDeque::with_capacity(config.capacity.min(MOST_AT_ONCE));
-        Self { start: Instant::now(), config, ring: Mutex::new(Ring { entries, open: 0 }) }
+        let ring = Ring { entries, open: 0, exchanged: BTreeMap::new(), doubtful: None };
+        Self { start: Instant::now(), config, ring: Mutex::new(ring) }
     }
 
-    /// Notes a call.
+    /// Notes a call. When one in a queue was made, whoever looks next notes; one that is waited for has the time.
     pub(crate) fn begin(
         &self,
         call: Called,
         signature: Signature,
-        engine: &'static str,
-        queue: Option<QueueId>,
+        exchanges: &[Exchange],
+        (engine, queue): (&'static str, Option<u32>),
     ) {
         let Called { ticket, number } = call;
+        let now = queue.is_none().then(|| self.now());
         let mut ring = self.lock();
-        let called = Instant::now();
-        ring.entries.push_back(Entry { ticket, number, signature, engine, queue, called, over: None });
+        if let Some(now) = now {
+            ring.see(now);
+        }
+        let number = number.and_then(NonZeroU64::new);
+        let exchanges = if exchanges.is_empty() { None } else { Some(ring.counted(exchanges)) };
+        let entry = Entry { ticket, number, signature, exchanges, engine, queue, called: now, over: None };
+        ring.entries.push_back(entry);
         ring.open += 1;
         ring.forget(self.config.capacity);
+    }
+
+    fn now(&self) -> Moment {
+        let nanos = u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        Moment::new(nanos).unwrap_or(Moment::MIN)
     }
 
     /// A call that was refused never was.
@@ -203,15 +331,44 @@ impl Flight {
         if let Some(at) =
             ring.entries.iter().rposition(|entry| entry.ticket == ticket && entry.over.is_none())
         {
-            ring.entries.remove(at);
+            let entry = ring.entries.remove(at);
             ring.open -= 1;
+            let exchanges = entry.and_then(|entry| entry.exchanges).unwrap_or_default();
+            for exchange in exchanges.iter().rev() {
+                let count = ring.exchanges(exchange);
+                // What was called since keeps its place.
+                *count -= u64::from(*count == exchange.number);
+            }
         }
     }
 
-    /// Notes that the calls of a queue are over up to this one, or the one that was in none.
-    pub(crate) fn end(&self, queue: Option<QueueId>, ticket: u64) {
-        let now = Instant::now();
+    /// Notes that a queue has failed by a call that differs between ranks. Which of its calls it was is not known, nor
+    /// how many the other ranks had put behind it.
+    pub(crate) fn doubt(&self, queue: u32) {
         let mut ring = self.lock();
+        let mut open = ring.entries.iter().filter(|entry| entry.queue == Some(queue) && entry.over.is_none());
+        let first = open.find_map(|entry| entry.number).map(NonZeroU64::get);
+        ring.doubtful = [ring.doubtful, first].into_iter().flatten().min();
+    }
+
+    pub(crate) fn doubtful(&self) -> Option<u64> {
+        self.lock().doubtful
+    }
+
+    pub(crate) fn exchanged(&self) -> Vec<Exchanged> {
+        let of = |(peer, [sent, received]): (&u32, &[u64; 2])| Exchanged {
+            peer: *peer,
+            sent: *sent,
+            received: *received,
+        };
+        self.lock().exchanged.iter().map(of).collect()
+    }
+
+    /// Notes that the calls of a queue are over up to this one, or the one that was in none.
+    pub(crate) fn end(&self, queue: Option<u32>, ticket: u64) {
+        let now = self.now();
+        let mut ring = self.lock();
+        ring.see(now);
         // What is before one that is over in a queue is over too.
         let is_own = |entry: &&mut Entry| {
             entry.queue == queue && (entry.ticket == ticket || (queue.is_some() && entry.ticket < ticket))
@@ -223,25 +380,32 @@ impl Flight {
     }
 
     pub(crate) fn oldest(&self) -> Option<Oldest> {
-        let ring = self.lock();
+        let now = self.now();
+        let mut ring = self.lock();
+        ring.see(now);
         let entry = ring.entries.iter().find(|entry| entry.over.is_none())?;
-        let number = entry.number.unwrap_or(entry.ticket);
-        Some(Oldest { number, op: entry.signature.text(), age: entry.called.elapsed() })
+        let number = entry.number.map_or(entry.ticket, NonZeroU64::get);
+        let age = now.get().saturating_sub(entry.called.map_or(0, NonZeroU64::get));
+        Some(Oldest { number, op: entry.signature.text(), age: Duration::from_nanos(age) })
     }
 
-    pub(crate) fn calls(&self) -> Vec<CallRecord> {
-        let since = |at: Instant| {
-            u64::try_from(at.saturating_duration_since(self.start).as_micros()).unwrap_or(u64::MAX)
-        };
+    /// All that are remembered, in queues of this device.
+    pub(crate) fn calls(&self, device: DeviceId) -> Vec<CallRecord> {
+        let now = self.now();
+        let micros = |at: Moment| at.get() / 1000;
+        let queue = |number: u32| QueueId { device, number }.to_string();
         let record = |entry: &Entry| CallRecord {
-            number: entry.number,
+            number: entry.number.map(NonZeroU64::get),
             call: entry.signature.text(),
+            exchanges: entry.exchanges.as_deref().unwrap_or_default().to_vec(),
             engine: entry.engine.to_owned(),
-            queue: entry.queue.map(|queue| queue.to_string()),
-            called_us: since(entry.called),
-            over_us: entry.over.map(since),
+            queue: entry.queue.map(queue),
+            called_us: micros(entry.called.unwrap_or(now)),
+            over_us: entry.over.map(micros),
         };
-        self.lock().entries.iter().map(record).collect()
+        let mut ring = self.lock();
+        ring.see(now);
+        ring.entries.iter().map(record).collect()
     }
 
     /// Writes a rank's file, if there is a folder for it.
@@ -257,21 +421,22 @@ impl Flight {
 }
 
 impl FlightRecord {
-    /// Writes it into a folder, which is made if it is not there, as a file that is named for the rank.
+    /// Writes it into a folder, which is made if it is not there, as a file that is named for the communicator and the
+    /// rank.
     ///
     /// # Errors
     ///
     /// The system's.
     pub fn write_to(&self, folder: &Path) -> io::Result<PathBuf> {
         fs::create_dir_all(folder)?;
-        let path = folder.join(format!("rank-{}.json", self.rank));
-        let fresh = folder.join(format!(".rank-{}.json", self.rank));
+        let name = format!("{}.rank-{}.json", self.communicator.file_stem(), self.rank);
+        let (path, fresh) = (folder.join(&name), folder.join(format!(".{name}")));
         fs::write(&fresh, serde_json::to_vec_pretty(self)?)?;
         fs::rename(&fresh, &path)?;
         Ok(path)
     }
 
-    /// Reads all files of a folder, by rank.
+    /// Reads all files of a folder, by communicator and rank; [`Self::by_communicator`] parts them.
     ///
     /// # Errors
     ///
@@ -281,7 +446,7 @@ impl FlightRecord {
         for file in fs::read_dir(folder)? {
             let path = file?.path();
             let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-            if !(name.starts_with("rank-") && name.ends_with(".json")) {
+            if name.starts_with('.') || !(name.contains(".rank-") && name.ends_with(".json")) {
                 continue;
             }
             let record = serde_json::from_slice(&fs::read(&path)?);
@@ -289,8 +454,13 @@ impl FlightRecord {
                 |error| io::Error::new(io::ErrorKind::InvalidData, format!("{}: {error}", path.display()));
             records.push(record.map_err(wrong)?);
         }
-        records.sort_by_key(|record: &Self| record.rank);
+        records.sort_by_cached_key(|record: &Self| (record.communicator.clone(), record.rank));
         Ok(records)
+    }
+
+    /// Parts records that are [sorted](Self::read_all), one part for each communicator.
+    pub fn by_communicator(records: &[Self]) -> impl Iterator<Item = &[Self]> {
+        records.chunk_by(|one, other| one.communicator == other.communicator)
     }
 }
 
@@ -337,13 +507,33 @@ pub enum Verdict {
         /// What it was.
         call: String,
     },
+    /// A send or receive met nobody: the other rank never made its part.
+    Unmet {
+        /// Who waits.
+        rank: u32,
+        /// What it called.
+        call: String,
+        /// The send or receive in it.
+        exchange: Exchange,
+    },
     /// Everything that is remembered was over.
     Clean,
 }
 
 impl Verdict {
-    /// Compares the records of a communicator's ranks.
+    /// Compares the records of one communicator's ranks.
+    ///
+    /// A rank that waits for a partner makes no further calls, and others miss it there; so what met nobody is named
+    /// before calls that somebody never made or did not end.
     pub fn of(records: &[FlightRecord]) -> Self {
+        match Self::of_numbered(records) {
+            verdict @ (Self::Lost { .. } | Self::Differs { .. }) => verdict,
+            verdict => unmet(records).unwrap_or(verdict),
+        }
+    }
+
+    /// Of the calls that all ranks make.
+    fn of_numbered(records: &[FlightRecord]) -> Self {
         let Some(size) = records.iter().map(|record| record.size).max() else { return Self::Clean };
         let lost = lost(records, size);
         let newest =
@@ -377,6 +567,24 @@ fn lost(records: &[FlightRecord], size: u32) -> Vec<u32> {
     let has_record = |rank: u32| records.iter().any(|record| record.rank == rank);
     let is_known_lost = |rank: u32| records.iter().any(|record| record.lost.contains(&rank));
     (0..size).filter(|rank| !has_record(*rank) || is_known_lost(*rank)).collect()
+}
+
+/// The first send or receive that is not over and whose partner never came.
+fn unmet(records: &[FlightRecord]) -> Option<Verdict> {
+    let came = |rank: u32, exchange: &Exchange| {
+        let partner = records.iter().find(|record| record.rank == exchange.peer)?;
+        let counts = partner.exchanged.iter().find(|counts| counts.peer == rank);
+        let count = counts.map(|counts| if exchange.sends { counts.received } else { counts.sent });
+        Some(count.unwrap_or(0) >= exchange.number)
+    };
+    let open = records.iter().flat_map(|record| {
+        let (rank, calls) = (record.rank, record.calls.iter().filter(|call| call.over_us.is_none()));
+        calls.flat_map(move |call| call.exchanges.iter().map(move |exchange| (rank, call, exchange)))
+    });
+    let first = open
+        .filter(|(rank, _, exchange)| came(*rank, exchange) == Some(false))
+        .min_by_key(|(rank, call, _)| (call.called_us, *rank));
+    first.map(|(rank, call, exchange)| Verdict::Unmet { rank, call: call.call.clone(), exchange: *exchange })
 }
 
 /// What is wrong with one call, if something is.
@@ -418,17 +626,22 @@ mod tests {
         let call = |(number, (text, over)): (u64, &(&str, bool))| CallRecord {
             number: Some(number),
             call: (*text).to_owned(),
+            exchanges: Vec::new(),
             engine: "host".to_owned(),
             queue: None,
             called_us: number,
             over_us: over.then_some(number + 1),
         };
         FlightRecord {
+            communicator: CommunicatorId { run: "a run".to_owned(), epoch: 0, mark: 7 },
+            origin: "made by the program".to_owned(),
             rank,
             size: 3,
             device: format!("host:{rank}"),
             failure: None,
             lost: Vec::new(),
+            numbers_agree_until: None,
+            exchanged: Vec::new(),
             calls: (1..).zip(calls).map(call).collect(),
         }
     }
@@ -476,12 +689,63 @@ mod tests {
         assert_eq!(Verdict::of(&records), Verdict::Clean);
     }
 
+    /// A rank whose last call sends to the next rank or receives from it, as its third.
+    fn exchanging(rank: u32, sends: bool, is_over: bool) -> FlightRecord {
+        let peer = (rank + 1) % 3;
+        let mut record = record(rank, &[("a", true), ("pass on", is_over)]);
+        let call = &mut record.calls[1];
+        (call.number, call.exchanges) = (None, vec![Exchange { peer, sends, number: 3 }]);
+        let (sent, received) = if sends { (3, 0) } else { (0, 3) };
+        record.exchanged = vec![Exchanged { peer, sent, received }];
+        record
+    }
+
     #[test]
-    fn files_are_read_as_they_were_written() {
-        let folder = std::env::temp_dir().join(format!("flight-{}", std::process::id()));
-        let record = record(1, &[("a", true), ("b", false)]);
-        record.write_to(&folder).unwrap();
-        assert_eq!(FlightRecord::read_all(&folder).unwrap(), [record]);
-        fs::remove_dir_all(folder).unwrap();
+    fn a_send_or_receive_that_meets_nobody_is_named() {
+        let check = |sends, is_over, partner: Option<[u64; 2]>, is_unmet| {
+            let mut others =
+                [record(1, &[("a", true), ("b", false)]), record(2, &[("a", true), ("b", false)])];
+            let [sent, received] = partner.unwrap_or_default();
+            others[0].exchanged =
+                partner.map(|_| Exchanged { peer: 0, sent, received }).into_iter().collect();
+            let [one, two] = others;
+            let verdict = Verdict::of(&[exchanging(0, sends, is_over), one, two]);
+            let exchange = Exchange { peer: 1, sends, number: 3 };
+            let unmet = Verdict::Unmet { rank: 0, call: "pass on".to_owned(), exchange };
+            // Rank 0 has not come to the call of the others in any case.
+            assert_eq!(verdict == unmet, is_unmet, "{verdict:?}");
+            assert!(is_unmet || matches!(verdict, Verdict::Missing { number: 2, .. }), "{verdict:?}");
+        };
+        check(true, false, None, true);
+        check(true, false, Some([9, 2]), true);
+        check(true, false, Some([0, 3]), false);
+        check(false, false, Some([2, 9]), true);
+        check(false, false, Some([3, 0]), false);
+        // What was taken without having arrived holds nobody up.
+        check(true, true, None, false);
+    }
+
+    #[test]
+    fn files_of_several_communicators_are_read_as_they_were_written() {
+        let folder = tempfile::tempdir().unwrap();
+        let written = |run: &str, epoch, mark, rank| {
+            let communicator = CommunicatorId { run: run.to_owned(), epoch, mark };
+            let record = FlightRecord { communicator, ..record(rank, &[("a", true), ("b", false)]) };
+            record.write_to(folder.path()).unwrap();
+            record
+        };
+        let long = "x".repeat(128);
+        let kept = [
+            written("a/../b", 0, 1, 0),
+            written("a/../b", 0, 1, 1),
+            written("a/../b", 0, 2, 1),
+            written("a/../b", 1, 1, 1),
+            written("a:..:b", 1, 9, 1),
+            written(&long, 0, 3, 0),
+        ];
+        let read = FlightRecord::read_all(folder.path()).unwrap();
+        assert_eq!(read, kept);
+        let parts: Vec<_> = FlightRecord::by_communicator(&read).map(<[_]>::len).collect();
+        assert_eq!(parts, [2, 1, 1, 1, 1]);
     }
 }

@@ -32,10 +32,12 @@ struct Facts {
     /// The library of its own collectives, or why it has none.
     native: Result<String, String>,
     agreed: Agreed,
+    /// A number that was drawn; that of rank 0 tells communicators apart.
+    mark: u32,
 }
 
 impl Facts {
-    fn of(device: &dyn Device, size: u32, config: &CommConfig) -> Self {
+    fn of(device: &dyn Device, size: u32, config: &CommConfig, mark: u32) -> Self {
         let info = device.info();
         let native = match device.collectives() {
             // Nothing is loaded for what copies do.
@@ -49,18 +51,22 @@ impl Facts {
             is_cpu: info.kind == DeviceKind::Cpu,
             native,
             agreed: config.into(),
+            mark,
         }
     }
 }
 
-/// The engines that serve all ranks, the one to be asked first in front; the same on all ranks.
+/// A number that rank 0 has drawn, and the engines that serve all ranks, the one to be asked first in front; the same on
+/// all ranks.
 pub(crate) fn engines(
     group: &Arc<Group>,
     device: &Arc<dyn Device>,
     config: &CommConfig,
     deadline: Deadline,
-) -> Result<Vec<Box<dyn Engine>>, CommError> {
-    let facts = exchange(group, &Facts::of(device.as_ref(), group.size(), config), deadline)?;
+) -> Result<(u32, Vec<Box<dyn Engine>>), CommError> {
+    let mark = getrandom::u32().map_err(|error| CommError::NoEngine { reason: error.to_string() })?;
+    let own = Facts::of(device.as_ref(), group.size(), config, mark);
+    let facts = exchange(group, &own, deadline)?;
     check(group, &facts)?;
     let mut engines: Vec<Box<dyn Engine>> = Vec::new();
     for kind in serving(group, &facts)? {
@@ -76,7 +82,7 @@ pub(crate) fn engines(
         engines.push(engine?);
         confirmed?;
     }
-    Ok(engines)
+    Ok((facts[0].mark, engines))
 }
 
 fn exchange(group: &Group, own: &Facts, deadline: Deadline) -> Result<Vec<Facts>, CommError> {

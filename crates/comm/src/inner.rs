@@ -2,7 +2,7 @@
 
 use std::{
     fmt,
-    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError, Weak},
     thread,
     time::{Duration, Instant},
 };
@@ -11,22 +11,24 @@ use smallvec::SmallVec;
 use warpweft_bootstrap::{Bind, Group, GroupError, Health, Host, JoinConfig, Loss, Rank, Rendezvous};
 use warpweft_core_types::{
     BufferDesc, BufferView, CallError, CollectiveCall, CollectiveFailure, CollectiveOp, DType, Deadline,
-    Device, ErrorClass, Failure, GraphOp, Op, OwnedOp, PreparedGraph, Queue, QueueDesc, RangeError,
+    Device, DeviceId, ErrorClass, Failure, GraphOp, Op, OwnedOp, PreparedGraph, Queue, QueueDesc, RangeError,
     SemaphorePoint, Submission, WaitError,
 };
 
 use crate::{
-    CommConfig, CommError, EngineKind, Enqueued, FlightRecord,
+    CommConfig, CommError, EngineKind, Enqueued, FlightRecord, PersistentCall,
     engine::Engine,
     error::unfinished,
-    flight::{Called, Flight, Signature},
+    flight::{Called, CommunicatorId, Exchanges, Flight, Signature, exchanges_of},
     form,
     keeper::Bell,
     lines::{Lines, Lost},
+    persistent::{What, Work},
 };
 
-/// Who leaves has nothing more to do with calls that it has ended, and others may still be at them for so long.
-const GRACE: Duration = Duration::from_millis(500);
+/// Who leaves has nothing more to do with calls that it has ended, and others may still be at them for so long; as long
+/// as its own, which nobody waits for any more.
+pub(crate) const GRACE: Duration = Duration::from_millis(500);
 
 /// An engine may notice that a rank is dead before the group has told so, which takes less than this on one host.
 const NEWS: Duration = Duration::from_millis(200);
@@ -36,13 +38,15 @@ const PARTING: Duration = Duration::from_secs(2);
 
 /// What a communicator, its keeper and the calls under way have in common.
 pub(crate) struct Inner {
+    id: CommunicatorId,
+    /// How it came to be, for whoever reads records.
+    origin: String,
     group: Arc<Group>,
     device: Arc<dyn Device>,
     engines: Vec<Box<dyn Engine>>,
     config: CommConfig,
     flight: Flight,
-    /// Calls in queues look at it when the communicator is gone, too.
-    state: Arc<Mutex<State>>,
+    pub(crate) shared: Arc<Shared>,
     /// In validating mode, calls of several threads are compared one after the other.
     comparing: Mutex<()>,
     failure: OnceLock<Arc<Failure>>,
@@ -53,6 +57,15 @@ pub(crate) struct Inner {
     /// What barriers of queues reduce.
     word: OnceLock<BufferView>,
     pub(crate) bell: Arc<Bell>,
+}
+
+/// What calls in queues look at, when the communicator is gone, too.
+pub(crate) struct Shared {
+    /// Set once it is made.
+    pub(crate) inner: OnceLock<Weak<Inner>>,
+    /// The device of all queues.
+    pub(crate) device: DeviceId,
+    pub(crate) state: Mutex<State>,
 }
 
 /// What is under way.
@@ -93,22 +106,37 @@ impl Inner {
         group: Arc<Group>,
         device: &Arc<dyn Device>,
         config: &CommConfig,
+        origin: String,
         deadline: Deadline,
-    ) -> Result<Self, CommError> {
-        Ok(Self {
-            engines: form::engines(&group, device, config, deadline)?,
+    ) -> Result<Arc<Self>, CommError> {
+        let (mark, engines) = form::engines(&group, device, config, deadline)?;
+        let inner = Arc::new(Self {
+            id: CommunicatorId { run: group.run().to_string(), epoch: group.epoch(), mark },
+            origin,
+            engines,
             group,
             device: Arc::clone(device),
             config: config.clone(),
             flight: Flight::new(config.flight.clone()),
-            state: Arc::default(),
+            shared: Arc::new(Shared {
+                inner: OnceLock::new(),
+                device: device.info().id,
+                state: Mutex::default(),
+            }),
             comparing: Mutex::default(),
             failure: OnceLock::new(),
             left: OnceLock::new(),
             own_queue: Mutex::default(),
             word: OnceLock::new(),
             bell: Arc::default(),
-        })
+        });
+        // It is set once, here.
+        let _set = inner.shared.inner.set(Arc::downgrade(&inner));
+        Ok(inner)
+    }
+
+    pub(crate) const fn id(&self) -> &CommunicatorId {
+        &self.id
     }
 
     pub(crate) const fn device(&self) -> &Arc<dyn Device> {
@@ -138,7 +166,7 @@ impl Inner {
     /// The state, unless a call is being put in a queue. That may take until somebody ends it, and whoever is to find
     /// that out must not wait for it.
     fn try_lock(&self) -> Option<MutexGuard<'_, State>> {
-        try_lock(&self.state)
+        try_lock(&self.shared.state)
     }
 
     /// When a call is to be given up, whose caller may have said so.
@@ -158,7 +186,7 @@ impl Inner {
             return Ok(state);
         }
         let late = || CommError::Timeout { number: 0, op: signature.text() };
-        lock_by(&self.state, self.by(deadline)).ok_or_else(late)
+        lock_by(&self.shared.state, self.by(deadline)).ok_or_else(late)
     }
 
     pub(crate) fn usable(&self) -> Result<(), CommError> {
@@ -177,22 +205,24 @@ impl Inner {
     }
 
     /// The engine that does all of these.
-    pub(crate) fn pick(&self, calls: &[(CollectiveOp, DType)]) -> Result<&dyn Engine, CommError> {
-        let does = |engine: &dyn Engine| calls.iter().all(|(op, dtype)| engine.does(*op, *dtype));
+    pub(crate) fn pick(
+        &self,
+        wanted: impl Iterator<Item = (CollectiveOp, DType)> + Clone,
+    ) -> Result<&dyn Engine, CommError> {
+        let does = |engine: &dyn Engine| wanted.clone().all(|(op, dtype)| engine.does(op, dtype));
         self.engines.iter().map(AsRef::as_ref).find(|engine| does(*engine)).ok_or_else(|| {
-            let what = calls.iter().map(|(op, dtype)| format!("{op} of {dtype}")).collect::<Vec<_>>();
+            let what = wanted.clone().map(|(op, dtype)| format!("{op} of {dtype}")).collect::<Vec<_>>();
             let engines: Vec<_> = self.engines.iter().map(|engine| engine.kind().name()).collect();
             CommError::Unsupported { what: what.join(" with "), engines: engines.join(", ") }
         })
     }
 
     fn pick_for(&self, calls: &[CollectiveCall<'_>]) -> Result<&dyn Engine, CommError> {
-        let wanted: SmallVec<[_; 4]> = calls.iter().map(|call| (call.op(), call.dtype())).collect();
-        self.pick(&wanted)
+        self.pick(calls.iter().map(|call| (call.op(), call.dtype())))
     }
 
     pub(crate) fn enqueue(
-        self: &Arc<Self>,
+        &self,
         calls: &[CollectiveCall<'_>],
         queue: &Arc<dyn Queue>,
     ) -> Result<Enqueued, CommError> {
@@ -201,53 +231,108 @@ impl Inner {
 
     /// The same with operations behind it that belong to the call.
     pub(crate) fn enqueue_then(
-        self: &Arc<Self>,
+        &self,
         calls: &[CollectiveCall<'_>],
         queue: &Arc<dyn Queue>,
         then: &[Op<'_>],
     ) -> Result<Enqueued, CommError> {
-        self.check_queue(queue)?;
+        self.check_before_comparing(queue)?;
         check_overlaps(calls)?;
-        let Some(signature) = Signature::of(calls) else { return Ok(self.enqueued(queue, 0)) };
+        let Some(signature) = Signature::of(calls) else {
+            self.check_queue(queue)?;
+            return Ok(self.enqueued(queue.id().number, 0));
+        };
         let engine = self.pick_for(calls)?;
         self.usable()?;
         let _comparing = self.compare(&signature, || Signature::text_of_all(calls), None)?;
         let submit = |waits: &[SemaphorePoint]| engine.enqueue(calls, queue, waits, then);
-        self.put(queue, signature, Place::behind_last(engine), None, submit)
+        self.put(queue, (signature, &exchanges_of(calls)), Place::behind_last(engine), None, submit)
+    }
+
+    /// What makes calls again, and the place of the engine that does.
+    pub(crate) fn persist(&self, calls: &[CollectiveCall<'_>]) -> Result<(usize, Work), CommError> {
+        self.usable()?;
+        let engine = self.pick_for(calls)?;
+        let kind = engine.kind();
+        let at = self.engines.iter().position(|engine| engine.kind() == kind).unwrap_or(0);
+        Ok((at, engine.persist(calls).map_err(|error| self.told(error))?))
+    }
+
+    /// A call that was checked before.
+    pub(crate) fn enqueue_again(
+        &self,
+        call: &PersistentCall,
+        queue: &Arc<dyn Queue>,
+    ) -> Result<Enqueued, CommError> {
+        let What { signature, exchanges, text, engine } = &call.what;
+        self.check_before_comparing(queue)?;
+        self.usable()?;
+        let engine = self.engines.get(*engine).map_or_else(|| self.first(), |engine| Ok(engine.as_ref()))?;
+        let _comparing = self.compare(signature, || text.clone(), None)?;
+        self.put(queue, (*signature, exchanges), Place::behind_last(engine), None, |waits| {
+            call.work.submit(engine, queue, waits)
+        })
     }
 
     /// A call with this ticket; none has the ticket 0, which is over.
-    fn enqueued(self: &Arc<Self>, queue: &Arc<dyn Queue>, ticket: u64) -> Enqueued {
-        Enqueued { inner: Arc::downgrade(self), state: Arc::clone(&self.state), queue: queue.id(), ticket }
+    fn enqueued(&self, queue: u32, ticket: u64) -> Enqueued {
+        Enqueued { shared: Arc::clone(&self.shared), queue, ticket }
     }
 
     pub(crate) fn replay(
-        self: &Arc<Self>,
+        &self,
         graph: &PreparedGraph,
         queue: &Arc<dyn Queue>,
     ) -> Result<Enqueued, CommError> {
         self.usable()?;
-        self.check_queue(queue)?;
-        let signature = Signature::Replay { nodes: graph.ops().len() };
+        self.check_before_comparing(queue)?;
+        let signature = Signature::Replay { calls: self.calls_in(graph) };
         let _comparing = self.compare(&signature, || signature.text(), None)?;
-        self.put(queue, signature, Place::GRAPH, None, |waits| {
+        self.put(queue, (signature, &Exchanges::new()), Place::GRAPH, None, |waits| {
             queue.submit(&Submission { waits, ops: &[Op::Replay(graph)], signals: &[] })?;
             Ok(())
         })
     }
 
+    /// How many calls that all ranks make a graph has. What else is in it is each rank's own affair.
+    fn calls_in(&self, graph: &PreparedGraph) -> usize {
+        let of_node = |node: &OwnedOp| self.engines.iter().map(|engine| engine.calls_in(node)).sum::<usize>();
+        let nodes = graph.ops().iter().filter_map(|node| match &**node {
+            GraphOp::Op(op) => Some(of_node(op)),
+            GraphOp::Captured(_) | GraphOp::Join => None,
+        });
+        nodes.sum()
+    }
+
     /// Puts something in a queue, in its place among all calls.
     fn put(
-        self: &Arc<Self>,
+        &self,
         queue: &Arc<dyn Queue>,
-        signature: Signature,
+        call: (Signature, &Exchanges),
         place: Place,
         deadline: Option<Deadline>,
         submit: impl FnOnce(&[SemaphorePoint]) -> Result<(), CommError>,
     ) -> Result<Enqueued, CommError> {
-        let id = queue.id();
+        // The lock is free again before anything is told.
+        self.try_put(queue, call, place, deadline, submit).map_err(|error| self.told(error))
+    }
+
+    fn try_put(
+        &self,
+        queue: &Arc<dyn Queue>,
+        (signature, exchanges): (Signature, &Exchanges),
+        place: Place,
+        deadline: Option<Deadline>,
+        submit: impl FnOnce(&[SemaphorePoint]) -> Result<(), CommError>,
+    ) -> Result<Enqueued, CommError> {
         let mut state = self.turn(&signature, deadline)?;
-        state.lines.add(self.device.as_ref(), queue)?;
+        let id = match state.lines.number_of(queue) {
+            Some(number) => number,
+            None => {
+                self.check_queue(queue)?;
+                state.lines.add(self.device.as_ref(), queue)?
+            }
+        };
         let called = state.next(&signature);
         let waits = match place.behind {
             Behind::All => state.lines.points(Some(id))?,
@@ -255,25 +340,20 @@ impl Inner {
             Behind::Queue => SmallVec::new(),
         };
         // Before it is submitted: whoever looks for what hangs must find it.
-        self.flight.begin(called, signature, place.engine, Some(id));
+        self.flight.begin(called, signature, exchanges, (place.engine, Some(id)));
         if let Err(error) = submit(&waits) {
             self.flight.retract(called.ticket);
-            drop(state);
-            return Err(self.told(error));
+            return Err(error);
         }
         state.take(called);
         state.lines.note(id, called.ticket);
         drop(state);
         self.bell.calls();
-        Ok(self.enqueued(queue, called.ticket))
+        Ok(self.enqueued(id, called.ticket))
     }
 
     /// Has calls done and waits for them.
-    pub(crate) fn run(
-        self: &Arc<Self>,
-        calls: &[CollectiveCall<'_>],
-        deadline: Deadline,
-    ) -> Result<(), CommError> {
+    pub(crate) fn run(&self, calls: &[CollectiveCall<'_>], deadline: Deadline) -> Result<(), CommError> {
         check_overlaps(calls)?;
         let Some(signature) = Signature::of(calls) else { return Ok(()) };
         let engine = self.pick_for(calls)?;
@@ -282,10 +362,10 @@ impl Inner {
         if engine.runs(calls) {
             return self.run_here(engine, calls, signature, deadline);
         }
-        let queue = self.own_queue()?;
+        let queue = self.own_queue().map_err(|error| self.told(error))?;
         let place = Place { engine: engine.kind().name(), behind: Behind::All };
         let submit = |waits: &[SemaphorePoint]| engine.enqueue(calls, &queue, waits, &[]);
-        self.put(&queue, signature, place, Some(deadline), submit)?.wait(deadline)
+        self.put(&queue, (signature, &exchanges_of(calls)), place, Some(deadline), submit)?.wait(deadline)
     }
 
     /// The same in this thread.
@@ -296,14 +376,15 @@ impl Inner {
         signature: Signature,
         deadline: Deadline,
     ) -> Result<(), CommError> {
-        let (called, before) = {
+        let begin = || -> Result<_, CommError> {
             let mut state = self.turn(&signature, Some(deadline))?;
             let before = state.lines.points(None)?;
             let called = state.next(&signature);
             state.take(called);
-            self.flight.begin(called, signature, engine.kind().name(), None);
-            (called, before)
+            self.flight.begin(called, signature, &exchanges_of(calls), (engine.kind().name(), None));
+            Ok((called, before))
         };
+        let (called, before) = begin().map_err(|error| self.told(error))?;
         for point in before {
             match point.wait(deadline) {
                 // That is over too.
@@ -311,7 +392,7 @@ impl Inner {
                 Err(error) => {
                     self.flight.retract(called.ticket);
                     // Whoever holds the lock for longer makes a call after this one, which then keeps its place.
-                    if let Some(mut state) = lock_by(&self.state, Deadline::within(TURN)) {
+                    if let Some(mut state) = lock_by(&self.shared.state, Deadline::within(TURN)) {
                         state.give_back(called);
                     }
                     return Err(self.told(unfinished(error, called.ticket, signature.text())));
@@ -330,12 +411,18 @@ impl Inner {
         if !calls.is_empty() {
             let engine = self.pick_for(calls)?;
             self.usable()?;
-            engine.with_ops(calls, &mut |ops| {
+            let owned = engine.with_ops(calls, &mut |ops| {
                 nodes.extend(ops.iter().map(|op| GraphOp::Op(OwnedOp::from(op))));
                 Ok(())
-            })?;
+            });
+            owned.map_err(|error| self.told(error))?;
         }
         Ok(nodes)
+    }
+
+    /// What is compared is going to be made. Elsewhere a queue is looked at when it gets its first call.
+    fn check_before_comparing(&self, queue: &Arc<dyn Queue>) -> Result<(), CommError> {
+        if self.config.validate { self.check_queue(queue) } else { Ok(()) }
     }
 
     fn check_queue(&self, queue: &Arc<dyn Queue>) -> Result<(), CommError> {
@@ -383,7 +470,7 @@ impl Inner {
         if let Some(word) = self.word.get() {
             return Ok(word);
         }
-        let word = self.device.allocate(&BufferDesc::device(4))?;
+        let word = self.device.allocate(&BufferDesc::device(4)).map_err(|error| self.told(error.into()))?;
         Ok(self.word.get_or_init(|| BufferView::whole(word)))
     }
 
@@ -406,8 +493,9 @@ impl Inner {
             self.wait_for_news();
         }
         self.check_group();
-        // A queue that failed by something else takes this call from the others all the same.
-        if let CommError::Failed(failure) = &error {
+        // A queue that failed by something else takes this call from the others all the same, and so does a device that
+        // is lost before there is anything in a queue.
+        if let Some(failure) = error.failure() {
             self.fail(failure, true);
         }
         match (&error, self.failure.get()) {
@@ -416,6 +504,16 @@ impl Inner {
             }
             (_, Some(failure)) if is_effect => CommError::Failed(Arc::clone(failure)),
             _ => error,
+        }
+    }
+
+    /// The same as soon as it is known, which the keeper finds out.
+    pub(crate) fn judged(&self, error: &CommError) -> Option<CommError> {
+        match error {
+            CommError::Failed(failure) if !self.goes_on_after(failure) => {
+                self.failure.get().map(|failure| CommError::Failed(Arc::clone(failure)))
+            }
+            error => Some(error.clone()),
         }
     }
 
@@ -464,6 +562,7 @@ impl Inner {
         drop(state);
         for Lost { calls, failure } in lost {
             if self.goes_on_after(&failure) {
+                self.flight.doubt(calls.queue);
                 self.flight.end(Some(calls.queue), calls.ticket);
             } else {
                 if may_be_a_death(&failure) {
@@ -533,6 +632,25 @@ impl Inner {
         }
     }
 
+    /// Ends what is under way of a communicator that was dropped some time ago. The others are told that it left.
+    pub(crate) fn give_up(&self) {
+        self.fail(&failed(self.dropped()), false);
+    }
+
+    /// Leaves the group. What was under way has ended.
+    pub(crate) fn leave(&self) {
+        let failure = self.failure.get_or_init(|| failed(self.dropped()));
+        self.engines.iter().for_each(|engine| engine.leave(failure));
+        if let Err(error) = self.group.leave() {
+            tracing::debug!(%error, "a communicator of another process was dropped");
+        }
+    }
+
+    fn dropped(&self) -> CollectiveFailure {
+        let reason = "its communicator was dropped".to_owned();
+        CollectiveFailure::Aborted { rank: self.rank(), reason }
+    }
+
     pub(crate) fn record(&self) -> FlightRecord {
         let health = self.group.health().unwrap_or_default();
         let failure = self.failure.get();
@@ -544,12 +662,16 @@ impl Inner {
         let is_dead = |health: Health| matches!(health, Health::Lost(loss) if loss != Loss::Left);
         let lost = (0..).zip(health).filter(|(rank, health)| is_cause(*rank) || is_dead(*health));
         FlightRecord {
+            communicator: self.id.clone(),
+            origin: self.origin.clone(),
             rank: self.rank(),
             size: self.group.size(),
             device: self.device.info().id.to_string(),
             failure: failure.map(|failure| failure.to_string()),
             lost: lost.map(|(rank, _)| rank).collect(),
-            calls: self.flight.calls(),
+            numbers_agree_until: self.flight.doubtful(),
+            exchanged: self.flight.exchanged(),
+            calls: self.flight.calls(self.shared.device),
         }
     }
 
@@ -607,7 +729,7 @@ impl Inner {
 pub(crate) const TURN: Duration = Duration::from_secs(1);
 
 /// A lock, if nobody has it. What panics under one would be a defect of ours, and leaves a whole state.
-fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
+pub(crate) fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
     match mutex.try_lock() {
         Ok(guard) => Some(guard),
         Err(TryLockError::Poisoned(guard)) => Some(guard.into_inner()),
@@ -653,7 +775,7 @@ impl Place {
 }
 
 /// Calls that begin together share no bytes that one of them writes.
-fn check_overlaps(calls: &[CollectiveCall<'_>]) -> Result<(), CallError> {
+pub(crate) fn check_overlaps(calls: &[CollectiveCall<'_>]) -> Result<(), CallError> {
     if calls.len() < 2 {
         return Ok(());
     }

@@ -4,7 +4,7 @@
 use std::{
     process,
     sync::{
-        Arc,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
     task::{Wake, Waker},
@@ -12,7 +12,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::{CommError, inner::Inner};
+use warpweft_core_types::Deadline;
+
+use crate::{
+    CommError,
+    inner::{GRACE, Inner},
+};
 
 /// How often calls that are under way are looked at.
 const BUSY: Duration = Duration::from_millis(4);
@@ -27,7 +32,11 @@ const REST: Duration = Duration::from_secs(1);
 /// How often the engines are asked for errors, which may cost a call into a driver.
 const CHECK: Duration = Duration::from_millis(100);
 
-/// Ends the thread when it is dropped.
+/// How long a drop waits for calls that may be over, and how often it looks.
+const PROMPT: Duration = Duration::from_millis(20);
+const GLANCE: Duration = Duration::from_micros(200);
+
+/// Ends the thread when it is dropped, or has it end by itself once nothing is under way.
 #[derive(Debug)]
 pub(crate) struct Keeper {
     inner: Arc<Inner>,
@@ -43,6 +52,15 @@ pub(crate) struct Bell {
     resting: AtomicBool,
     ended: AtomicBool,
     thread: std::sync::OnceLock<Thread>,
+    /// Who wants to look again when the thread has looked.
+    waiting: Mutex<Waiting>,
+}
+
+#[derive(Debug, Default)]
+struct Waiting {
+    wakers: Vec<Waker>,
+    /// The thread looks no more.
+    is_over: bool,
 }
 
 impl Bell {
@@ -53,6 +71,38 @@ impl Bell {
         if self.resting.load(Ordering::Relaxed) && self.resting.swap(false, Ordering::Relaxed) {
             self.ring();
         }
+    }
+
+    /// Wakes somebody once, when the thread has looked the next time; at once if it looks no more.
+    pub(crate) fn look_for(&self, waker: &Waker) {
+        let mut waiting = self.waiting();
+        if waiting.is_over {
+            drop(waiting);
+            return waker.wake_by_ref();
+        }
+        if !waiting.wakers.iter().any(|known| known.will_wake(waker)) {
+            waiting.wakers.push(waker.clone());
+        }
+        drop(waiting);
+        // Relaxed: as in `calls`. A thread that does not rest looks by itself, and soon.
+        if self.resting.swap(false, Ordering::Relaxed) {
+            self.ring();
+        }
+    }
+
+    /// The thread has looked, for the last time or not.
+    fn looked(&self, is_over: bool) {
+        let mut waiting = self.waiting();
+        waiting.is_over = is_over;
+        let wakers = std::mem::take(&mut waiting.wakers);
+        drop(waiting);
+        // Outside the lock: whoever is woken may come back here.
+        wakers.into_iter().for_each(Waker::wake);
+    }
+
+    fn waiting(&self) -> MutexGuard<'_, Waiting> {
+        // No code of others runs under the lock but the copying of wakers, which leaves it whole.
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn ring(&self) {
@@ -88,6 +138,14 @@ impl Drop for Keeper {
             if thread.thread().id() == thread::current().id() || process::id() != self.process {
                 return;
             }
+            // With calls under way it stays until they are over, which are so already most of the time.
+            let deadline = Deadline::within(PROMPT);
+            while self.inner.is_busy() && !thread.is_finished() {
+                if deadline.is_past() {
+                    return;
+                }
+                thread::sleep(GLANCE);
+            }
             if thread.join().is_err() {
                 tracing::error!("the keeper of a communicator had panicked");
             }
@@ -100,9 +158,19 @@ fn keep(inner: &Inner) {
     // It is set once: a communicator has one keeper.
     let _thread = bell.thread.set(thread::current());
     let waker = Waker::from(Arc::clone(bell));
-    let (mut checked, mut idle) = (Instant::now(), 0);
-    // Relaxed: see `Keeper::drop`.
-    while !bell.ended.load(Ordering::Relaxed) {
+    let (mut checked, mut idle, mut dropped) = (Instant::now(), 0, None);
+    loop {
+        // Relaxed: see `Keeper::drop`.
+        if bell.ended.load(Ordering::Relaxed) {
+            let dropped: &mut Instant = dropped.get_or_insert_with(Instant::now);
+            if inner.is_busy() && dropped.elapsed() >= GRACE {
+                inner.give_up();
+            }
+            if !inner.is_busy() {
+                inner.leave();
+                return bell.looked(true);
+            }
+        }
         // First: what changes from here on wakes the thread again.
         inner.group().wake_on_change(&waker);
         inner.check_group();
@@ -112,6 +180,7 @@ fn keep(inner: &Inner) {
             inner.check_engines();
             checked = Instant::now();
         }
+        bell.looked(false);
         let busy = inner.is_busy();
         idle = if busy { 0 } else { idle + 1 };
         let rests = idle > DOZE.1;

@@ -45,12 +45,14 @@
 //!
 //! - Engines carry calls out: [`EngineKind`] lists them. Which engine takes a call follows from what all ranks know, so
 //!   that all take the same.
+//! - What is called again and again is made once, by [`Call::persistent`]; what is in a queue is waited for by a deadline
+//!   or awaited.
 //! - Lengths, types and overlaps are checked before anything is done. That all ranks call the same is checked by the host
 //!   engine always, and by the others where [`CommConfig::validate`] says so.
 //! - A rank that dies, a call that is stuck, and a rank that gives up end every call on every rank, with an error that
 //!   names who; the survivors go on with [`Communicator::shrink`].
 //! - The last calls are remembered ([`Communicator::flight`]), and written to files when a communicator fails, so that
-//!   [`Verdict::of`] can tell who is to blame.
+//!   [`Verdict::of`] can tell who is to blame. Files of several communicators may lie in one folder.
 //!
 //! # What it does not do
 //!
@@ -64,9 +66,11 @@ mod engine;
 mod error;
 mod flight;
 mod form;
+mod future;
 mod inner;
 mod keeper;
 mod lines;
+mod persistent;
 mod user;
 
 pub use call::{Call, Calls, Enqueued};
@@ -74,5 +78,7 @@ pub use communicator::Communicator;
 pub use config::CommConfig;
 pub use engine::EngineKind;
 pub use error::CommError;
-pub use flight::{CallRecord, FlightConfig, FlightRecord, Verdict};
+pub use flight::{CallRecord, CommunicatorId, Exchange, Exchanged, FlightConfig, FlightRecord, Verdict};
+pub use future::CallFuture;
+pub use persistent::PersistentCall;
 pub use user::UserReduction;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 use warpweft_core_types::{
-    Device, Failure, OpenError, Queue, QueueId, Semaphore, SemaphorePoint, Submission, SubmitError,
+    Device, Failure, OpenError, Queue, Semaphore, SemaphorePoint, Submission, SubmitError,
 };
 
 use crate::{CommError, inner::is_of_one};
@@ -16,6 +16,8 @@ use crate::{CommError, inner::is_of_one};
 #[derive(Debug)]
 struct Line {
     queue: Arc<dyn Queue>,
+    /// The queue's number among those of its device, which all lines share.
+    number: u32,
     semaphore: Arc<dyn Semaphore>,
     /// The value of the last mark.
     marks: u64,
@@ -37,13 +39,13 @@ struct Line {
 pub(crate) struct Lines {
     lines: SmallVec<[Line; 2]>,
     /// Which got the last call.
-    latest: Option<QueueId>,
+    latest: Option<u32>,
 }
 
 /// A queue has come this far.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Progress {
-    pub(crate) queue: QueueId,
+    pub(crate) queue: u32,
     pub(crate) ticket: u64,
 }
 
@@ -65,8 +67,8 @@ impl Line {
     }
 
     /// The calls of it that are not known to be over.
-    const fn rest(&self, queue: QueueId) -> Progress {
-        Progress { queue, ticket: self.last }
+    const fn rest(&self) -> Progress {
+        Progress { queue: self.number, ticket: self.last }
     }
 
     /// A point that is reached once its calls are over.
@@ -116,16 +118,22 @@ impl Line {
 
 impl Lines {
     /// What a call in this queue has to wait for, if calls in different queues are to be in order.
-    pub(crate) fn order(&mut self, queue: QueueId) -> Result<Option<SemaphorePoint>, SubmitError> {
+    pub(crate) fn order(&mut self, queue: u32) -> Result<Option<SemaphorePoint>, SubmitError> {
         let before = self.latest.filter(|latest| *latest != queue);
         let Some(line) = before.and_then(|before| self.find(before)) else { return Ok(None) };
         line.mark_for_later()
     }
 
-    /// Makes room for a queue.
-    pub(crate) fn add(&mut self, device: &dyn Device, queue: &Arc<dyn Queue>) -> Result<(), OpenError> {
-        if self.find(queue.id()).is_some() {
-            return Ok(());
+    /// The number of a queue that has a line. Asking the queue itself would cost more.
+    pub(crate) fn number_of(&self, queue: &Arc<dyn Queue>) -> Option<u32> {
+        self.lines.iter().find(|line| Arc::ptr_eq(&line.queue, queue)).map(|line| line.number)
+    }
+
+    /// Makes room for a queue, and tells its number.
+    pub(crate) fn add(&mut self, device: &dyn Device, queue: &Arc<dyn Queue>) -> Result<u32, OpenError> {
+        let number = queue.id().number;
+        if self.find(number).is_some() {
+            return Ok(number);
         }
         // Queues that nobody else has any more get no more calls.
         let is_done = |line: &Line| line.is_idle() && line.failure.is_none() && !line.has_news();
@@ -134,6 +142,7 @@ impl Lines {
         let queue = Arc::clone(queue);
         self.lines.push(Line {
             queue,
+            number,
             semaphore,
             marks: 0,
             pending: SmallVec::new(),
@@ -143,11 +152,11 @@ impl Lines {
             failure: None,
             told_failure: false,
         });
-        Ok(())
+        Ok(number)
     }
 
     /// Notes that a queue got a call.
-    pub(crate) fn note(&mut self, queue: QueueId, ticket: u64) {
+    pub(crate) fn note(&mut self, queue: u32, ticket: u64) {
         self.latest = Some(queue);
         if let Some(line) = self.find(queue) {
             line.last = ticket;
@@ -155,7 +164,7 @@ impl Lines {
     }
 
     /// A point that is reached when the calls of a queue are over up to this one; none if they are.
-    pub(crate) fn point(&mut self, queue: QueueId, ticket: u64) -> Result<Option<SemaphorePoint>, CommError> {
+    pub(crate) fn point(&mut self, queue: u32, ticket: u64) -> Result<Option<SemaphorePoint>, CommError> {
         let Some(line) = self.find(queue) else { return Ok(None) };
         line.look();
         if line.over >= ticket {
@@ -171,11 +180,8 @@ impl Lines {
     }
 
     /// Points that are reached when all calls are over, but for those of one queue.
-    pub(crate) fn points(
-        &mut self,
-        but: Option<QueueId>,
-    ) -> Result<SmallVec<[SemaphorePoint; 2]>, SubmitError> {
-        let others = self.lines.iter_mut().filter(|line| Some(line.queue.id()) != but);
+    pub(crate) fn points(&mut self, but: Option<u32>) -> Result<SmallVec<[SemaphorePoint; 2]>, SubmitError> {
+        let others = self.lines.iter_mut().filter(|line| Some(line.number) != but);
         others.filter_map(|line| line.mark_for_later().transpose()).collect()
     }
 
@@ -183,7 +189,7 @@ impl Lines {
     pub(crate) fn look(&mut self, mut news: impl FnMut(Progress)) -> SmallVec<[Lost; 1]> {
         let mut lost = SmallVec::new();
         for line in self.lines.iter_mut().filter(|line| !line.is_idle() || line.has_news()) {
-            let queue = line.queue.id();
+            let queue = line.number;
             line.look();
             if line.told < line.over {
                 line.told = line.over;
@@ -195,7 +201,7 @@ impl Lines {
             }
             if let Some(failure) = line.failure.clone().filter(|_| !line.told_failure) {
                 line.told_failure = true;
-                lost.push(Lost { calls: line.rest(queue), failure });
+                lost.push(Lost { calls: line.rest(), failure });
             }
         }
         lost
@@ -205,7 +211,7 @@ impl Lines {
         self.lines.iter().all(Line::is_idle)
     }
 
-    fn find(&mut self, queue: QueueId) -> Option<&mut Line> {
-        self.lines.iter_mut().find(|line| line.queue.id() == queue)
+    fn find(&mut self, queue: u32) -> Option<&mut Line> {
+        self.lines.iter_mut().find(|line| line.number == queue)
     }
 }

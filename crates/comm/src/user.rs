@@ -175,7 +175,7 @@ impl Communicator {
                 format!("a reduction of the user's own of {elements} elements, since it counts with 32 bits");
             return Err(CommError::Unsupported { what, engines: "none that does".to_owned() });
         };
-        let gathered = reduction.gathered(size)?;
+        let gathered = reduction.gathered(size).map_err(|error| self.inner.told(error))?;
         let place = (self.rank(), ranks);
         let call = CollectiveCall::new(CollectiveOp::AllGather, dtype, place, Some(src), Some(&gathered))?;
         reduction.with_launch(&gathered, dst, (elements, ranks), |launch| {

@@ -91,6 +91,10 @@ pub trait NativeCommunicator: Any + fmt::Debug + Send + Sync {
     /// [`CollectiveError::TimedOut`] if the library does not let go of them by the deadline.
     fn abort(&self, failure: Arc<Failure>, deadline: Deadline) -> Result<(), CollectiveError>;
 
+    /// Takes no more calls: later submissions with some, replays of graphs too, are refused with `failure`. What is under
+    /// way goes on.
+    fn close(&self, failure: Arc<Failure>);
+
     /// Registers memory of this device for faster access by the library, for as long as what is returned lives. With
     /// `symmetric`, all ranks call this together for memory from [`Self::allocate`] of one size.
     ///
@@ -419,23 +423,25 @@ pub struct OwnedCollectives {
     calls: SmallVec<[OwnedCall; 1]>,
 }
 
+/// A [`CollectiveCall`] that owns its operands. It is made of one, and so of operands that were checked.
 #[derive(Debug, Clone)]
-struct OwnedCall {
+pub struct OwnedCall {
     op: CollectiveOp,
     dtype: DType,
     src: Option<BufferView>,
     dst: Option<BufferView>,
 }
 
+impl From<&CollectiveCall<'_>> for OwnedCall {
+    fn from(call: &CollectiveCall<'_>) -> Self {
+        Self { op: call.op, dtype: call.dtype, src: call.src.cloned(), dst: call.dst.cloned() }
+    }
+}
+
 impl From<&CollectiveGroup<'_>> for OwnedCollectives {
     fn from(group: &CollectiveGroup<'_>) -> Self {
-        let owned = |call: &CollectiveCall<'_>| OwnedCall {
-            op: call.op,
-            dtype: call.dtype,
-            src: call.src.cloned(),
-            dst: call.dst.cloned(),
-        };
-        Self { communicator: Arc::clone(group.communicator), calls: group.calls.iter().map(owned).collect() }
+        let calls = group.calls.iter().map(OwnedCall::from).collect();
+        Self { communicator: Arc::clone(group.communicator), calls }
     }
 }
 
@@ -446,6 +452,16 @@ impl OwnedCollectives {
         visit(&CollectiveGroup { communicator: &self.communicator, calls: &calls })
     }
 
+    /// Whose they are.
+    pub const fn communicator(&self) -> &Arc<dyn NativeCommunicator> {
+        &self.communicator
+    }
+
+    /// What is done, call by call.
+    pub fn ops(&self) -> impl Iterator<Item = CollectiveOp> {
+        self.calls.iter().map(|call| call.op)
+    }
+
     /// Everything the calls touch, with what they do to it.
     pub fn for_each_access<'a>(&'a self, mut visit: impl FnMut(&'a BufferView, Access)) {
         self.calls.iter().for_each(|call| call.lend().for_each_access(&mut visit));
@@ -453,7 +469,8 @@ impl OwnedCollectives {
 }
 
 impl OwnedCall {
-    const fn lend(&self) -> CollectiveCall<'_> {
+    /// Lends it as a [`CollectiveCall`].
+    pub const fn lend(&self) -> CollectiveCall<'_> {
         CollectiveCall { op: self.op, dtype: self.dtype, src: self.src.as_ref(), dst: self.dst.as_ref() }
     }
 }

@@ -51,7 +51,7 @@ pub use buffer::{Buffer, BufferDesc, BufferView, HostMapping, MemoryKind, Memory
 pub use clock::{ClockModel, ClockReport, ClockSample, DeviceClock, HostTime, TimestampRegion};
 pub use collective::{
     CollectiveCall, CollectiveFailure, CollectiveGroup, CollectiveOp, Collectives, NativeCommunicator,
-    NativeCommunicatorDesc, NativeId, OwnedCollectives, Registration, RegistrationKind,
+    NativeCommunicatorDesc, NativeId, OwnedCall, OwnedCollectives, Registration, RegistrationKind,
 };
 pub use deadline::Deadline;
 pub use device::{

@@ -328,6 +328,16 @@ impl OwnedOp {
         matches!(self.0, Owned::Replay(_))
     }
 
+    /// The launch, if it is one.
+    pub const fn launch(&self) -> Option<&OwnedLaunch> {
+        if let Owned::Launch(launch) = &self.0 { Some(launch) } else { None }
+    }
+
+    /// The collectives, if it is some.
+    pub const fn collectives(&self) -> Option<&OwnedCollectives> {
+        if let Owned::Collective(group) = &self.0 { Some(group) } else { None }
+    }
+
     /// What it is, in one word.
     pub fn name(&self) -> &'static str {
         self.with(|op| op.name())

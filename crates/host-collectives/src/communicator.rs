@@ -3,7 +3,7 @@
 use std::{
     cell::RefCell,
     fmt, process,
-    sync::{Arc, Condvar, Mutex, PoisonError},
+    sync::{Arc, Condvar, Mutex, PoisonError, atomic::AtomicBool},
     time::Instant,
 };
 
@@ -28,7 +28,8 @@ use crate::{
 /// Its calls are made one at a time, whichever threads make them; operations of all ranks have to be made in the same
 /// order on all of them, and sends and receives in the same order between two.
 ///
-/// Dropping it tells the others, whose calls that need this rank fail with [`CollectiveFailure::PeerLost`].
+/// Leaving it, which dropping it does too, tells the others: their calls that need this rank fail with
+/// [`CollectiveFailure::PeerLost`].
 // Ranks of one process would write each other's lines otherwise, if they lie side by side.
 #[repr(align(128))]
 pub struct HostCommunicator {
@@ -39,6 +40,8 @@ pub struct HostCommunicator {
     turn: Turn,
     /// The end of a rank alone.
     aborted: Mutex<Option<CollectiveFailure>>,
+    /// Written before the turn is looked at, and read by whoever has it.
+    left: AtomicBool,
 }
 
 /// How far a rank is.
@@ -96,6 +99,7 @@ impl HostCommunicator {
             fabric,
             turn: Turn { free: Mutex::new((Some(Box::new(state)), 0)), changed: Condvar::new() },
             aborted: Mutex::new(None),
+            left: AtomicBool::new(false),
             group,
         })
     }
@@ -196,6 +200,19 @@ impl HostCommunicator {
         }
     }
 
+    /// Takes this rank out, whoever still has a share of it: its later calls are refused, and the others' that need it
+    /// fail. A call of it that is under way is ended on all ranks.
+    pub fn leave(&self) {
+        if self.check_process().is_err() {
+            return;
+        }
+        self.left.store(true, Ordering::Relaxed);
+        if self.turn.is_taken() {
+            self.abort(self.gone());
+        }
+        self.tell_that_it_left();
+    }
+
     /// Why the communicator has ended, if it has.
     pub fn failure(&self) -> Option<CollectiveFailure> {
         match &self.fabric {
@@ -234,6 +251,10 @@ impl HostCommunicator {
         let held = self.turn.take(deadline, name)?;
         // What a call that failed leaves of the state is of no use to the next one.
         check()?;
+        // The lock of the turn orders it: who leaves finds the turn taken, or this finds that it has left.
+        if self.left.load(Ordering::Relaxed) {
+            return Err(self.gone().into());
+        }
         Ok(held)
     }
 
@@ -254,6 +275,19 @@ impl HostCommunicator {
         })
     }
 
+    /// What a rank is told of calls after it has left.
+    fn gone(&self) -> CollectiveFailure {
+        let reason = "it left the communicator".to_owned();
+        CollectiveFailure::Aborted { rank: self.rank(), reason }
+    }
+
+    fn tell_that_it_left(&self) {
+        if let Some(fabric) = &self.fabric {
+            // Release: what this rank has published comes first for those who see that it has left.
+            fabric.region.station(fabric.rank).progress.left.store(1, Ordering::Release);
+        }
+    }
+
     fn check_process(&self) -> Result<(), HostFailure> {
         if self.origin.is_here() {
             return Ok(());
@@ -264,12 +298,8 @@ impl HostCommunicator {
 
 impl Drop for HostCommunicator {
     fn drop(&mut self) {
-        if self.check_process().is_err() {
-            return;
-        }
-        if let Some(fabric) = &self.fabric {
-            // Release: what this rank has published comes first for those who see that it has left.
-            fabric.region.station(fabric.rank).progress.left.store(1, Ordering::Release);
+        if self.check_process().is_ok() {
+            self.tell_that_it_left();
         }
     }
 }
@@ -392,6 +422,10 @@ struct Turn {
 }
 
 impl Turn {
+    fn is_taken(&self) -> bool {
+        self.free.lock().unwrap_or_else(PoisonError::into_inner).0.is_none()
+    }
+
     fn take(&self, deadline: Deadline, name: &dyn Fn() -> String) -> Result<Held<'_>, HostFailure> {
         let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(state) = free.0.take() {

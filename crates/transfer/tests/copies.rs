@@ -278,6 +278,24 @@ fn a_pair_of_devices_does_not_wait_for_a_third() {
 }
 
 #[test]
+fn memory_that_can_be_imported_now_and_then_carries_every_copy() {
+    // Each size has memory of its own on its way, and so a route with a hop more or less than the one before.
+    let config = FaultConfig { import_fails: 0.4, ..Default::default() };
+    let host = HostBackend::builder()
+        .devices(2, &HostDeviceConfig::default())
+        .link_all_to_host(LinkSpec::default())
+        .build()
+        .unwrap();
+    let backend = FaultyBackend::new(Arc::new(host), config);
+    let devices: Vec<_> = (0..2).map(|ordinal| backend.open(ordinal, Features::empty()).unwrap()).collect();
+    let machine = Machine { transfer: Transfer::new(devices.clone(), CONFIG).unwrap(), devices };
+    let kinds: Vec<_> = (1..40).map(|turn| machine.round(turn * 100)).collect();
+    let came =
+        |kind| kinds.array_windows().filter(|[before, after]| before != after && *after == kind).count();
+    assert!(came(RouteKind::Shared) > 2 && came(RouteKind::Staged) > 2, "{kinds:?}");
+}
+
+#[test]
 fn small_copies_take_little_memory_on_their_way() {
     let machine = machine_of(RouteKind::Relayed);
     let free = |device: usize| machine.devices[device].memory().unwrap().free.0;

@@ -7,9 +7,9 @@ use std::{
 };
 
 use warpweft_core_types::{
-    AllocError, Backend, Buffer, BufferDesc, Bytes, Device, DeviceId, Failure, FillRegion, KernelCode,
-    LoadError, Module, Op, Resident, ResidentDesc, ResidentError, Residents, Semaphore, SemaphorePoint,
-    Submission, SubmissionId, SubmitError, promise_all,
+    AllocError, Backend, Buffer, BufferDesc, Bytes, Device, DeviceId, Failure, FillRegion, HostImport,
+    HostMemory, KernelCode, LoadError, Module, Op, Resident, ResidentDesc, ResidentError, Residents,
+    Semaphore, SemaphorePoint, Submission, SubmissionId, SubmitError, promise_all,
 };
 
 use crate::layer::{Layer, LayeredBackend, LayeredQueue, layered_backend};
@@ -25,6 +25,8 @@ pub struct FaultConfig {
     pub allocation_is_slow: f64,
     /// How much longer a slow allocation takes.
     pub allocation_delay: Duration,
+    /// Chance that host memory cannot be imported.
+    pub import_fails: f64,
     /// Chance that loading code is refused.
     pub load_fails: f64,
     /// Chance that a copy or fill fails when its turn comes.
@@ -39,7 +41,7 @@ pub struct FaultConfig {
     pub work_delay: Duration,
     /// Chance that a submission does its work and never signals.
     pub signal_is_lost: f64,
-    /// The device dies at its n-th allocation, load, resident launch or submission, counted from 0.
+    /// The device dies at its n-th allocation, import, load, resident launch or submission, counted from 0.
     pub dies_at_step: Option<u64>,
 }
 
@@ -275,6 +277,16 @@ impl Layer for Faulty {
             });
         }
         inner.allocate(desc)
+    }
+
+    fn import(&self, inner: &dyn HostImport, memory: HostMemory) -> Result<Arc<dyn Buffer>, AllocError> {
+        let mut state = self.step().map_err(AllocError::Failed)?;
+        if state.chance(self.config.import_fails) {
+            let reason = "an injected fault".to_owned();
+            return Err(AllocError::CannotImport { device: self.device, reason });
+        }
+        drop(state);
+        inner.import(memory)
     }
 
     fn load(&self, inner: &dyn Device, code: &KernelCode) -> Result<Arc<dyn Module>, LoadError> {

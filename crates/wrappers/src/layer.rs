@@ -12,10 +12,10 @@ use std::{
 use warpweft_core_types::Sharing;
 use warpweft_core_types::{
     Access, AllocError, Backend, Buffer, BufferDesc, BufferView, CapturedWork, Collectives, Device,
-    DeviceClock, DeviceId, DeviceInfo, Failure, Features, GiveWay, Graphs, HostImport, Interop, InteropError,
-    KernelCode, Limits, Links, LoadError, MemoryUsage, Module, NativeHandle, NativeMemory, NativeQueue,
-    OpenError, Peers, Queue, QueueDesc, QueueId, Resident, ResidentBudget, ResidentDesc, ResidentError,
-    Residents, Semaphore, Submission, SubmissionId, SubmitError,
+    DeviceClock, DeviceId, DeviceInfo, Failure, Features, GiveWay, Graphs, HostImport, HostMemory, Interop,
+    InteropError, KernelCode, Limits, Links, LoadError, MemoryUsage, Module, NativeHandle, NativeMemory,
+    NativeQueue, OpenError, Peers, Queue, QueueDesc, QueueId, Resident, ResidentBudget, ResidentDesc,
+    ResidentError, Residents, Semaphore, Submission, SubmissionId, SubmitError,
 };
 
 /// What a wrapper does differently. Every method forwards unless it is overridden.
@@ -29,6 +29,10 @@ pub(crate) trait Layer: fmt::Debug + Send + Sync + Sized + 'static {
 
     fn load(&self, inner: &dyn Device, code: &KernelCode) -> Result<Arc<dyn Module>, LoadError> {
         inner.load(code)
+    }
+
+    fn import(&self, inner: &dyn HostImport, memory: HostMemory) -> Result<Arc<dyn Buffer>, AllocError> {
+        inner.import(memory)
     }
 
     fn launch(
@@ -150,7 +154,7 @@ impl<L: Layer> Device for LayeredDevice<L> {
     }
 
     fn host_import(&self) -> Option<&dyn HostImport> {
-        self.inner.host_import()
+        self.inner.host_import().map(|_| self as &dyn HostImport)
     }
 
     fn residents(&self) -> Option<&dyn Residents> {
@@ -230,6 +234,20 @@ impl<L: Layer> LayeredDevice<L> {
     fn inner_interop(&self) -> Result<&dyn Interop, InteropError> {
         let absent = || InteropError::Failed(Arc::new(Failure::Abandoned { device: self.info().id }));
         self.inner.interop().ok_or_else(absent)
+    }
+}
+
+impl<L: Layer> HostImport for LayeredDevice<L> {
+    fn alignment(&self) -> u64 {
+        self.inner.host_import().map_or(1, HostImport::alignment)
+    }
+
+    fn import(&self, memory: HostMemory) -> Result<Arc<dyn Buffer>, AllocError> {
+        match self.inner.host_import() {
+            Some(family) => self.layer.import(family, memory),
+            // `host_import` hands this family out only where the inner device has it.
+            None => Err(AllocError::Failed(Arc::new(Failure::Abandoned { device: self.info().id }))),
+        }
     }
 }
 

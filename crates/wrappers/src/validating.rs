@@ -19,10 +19,15 @@ use crate::layer::{Layer, LayeredBackend, LayeredQueue, layered_backend};
 /// - it waits for a point that it signals itself.
 ///
 /// What has ended is not looked at, and a submission that waits for something outside the backend (a value
-/// the host will signal, say) may be ordered by it and passes. A refusal is right, but for one case: work that is under
-/// way and waits for the host is taken to come first, so that what is submitted later and meant to come before it is
-/// refused, which communicators between devices of one process do. Silence is not always right: what the host reads and
-/// writes directly is not seen, nor what residents do.
+/// the host will signal, say) may be ordered by it and passes. Work that waits for a point comes behind what is submitted
+/// later and signals it.
+///
+/// A refusal is right, but for one case: work that is under way and waits for the host is taken to come first, so that
+/// what is submitted later and meant to come before it is refused. Communicators between devices of one process do that:
+/// a rank's queue goes on when work of several devices is over, which is submitted once all ranks have called, and a point
+/// that has several signallers can only be raised by the host, which tells nobody beforehand for what. To let everything
+/// pass that waits for the host would be no way out, since that is where work waits long enough to be met by other work.
+/// Silence is not always right: what the host reads and writes directly is not seen, nor what residents do.
 #[derive(Debug)]
 pub struct ValidatingBackend {
     backend: LayeredBackend<Validating>,
@@ -133,6 +138,32 @@ impl Ledger {
         Some(ordered)
     }
 
+    /// For each queue, the first entry that surely starts after `entry` ends: it waits for what `entry` signals, or for what
+    /// comes behind that.
+    fn ordered_after(&self, entry: &Entry) -> HashMap<QueueId, u64> {
+        let mut ordered: HashMap<QueueId, u64> = HashMap::new();
+        let mut open: Vec<(usize, u64)> = entry.signals.clone();
+        while let Some((semaphore, reached)) = open.pop() {
+            let is_raised_by_it = |&(other, value): &(usize, u64)| {
+                // A lower promise may reach the value first.
+                let mut promised = self.entries.iter().flat_map(|entry| &entry.signals);
+                let is_lower =
+                    |&&(known, lower): &&(usize, u64)| known == other && (value..reached).contains(&lower);
+                other == semaphore && value <= reached && !promised.any(|promise| is_lower(&promise))
+            };
+            for waiting in self.entries.iter().filter(|other| other.waits.iter().any(is_raised_by_it)) {
+                let known = ordered.entry(waiting.queue).or_insert(u64::MAX);
+                let newly = waiting.index..*known;
+                *known = waiting.index.min(*known);
+                let behind = |other: &&Entry| other.queue == waiting.queue && newly.contains(&other.index);
+                open.extend(
+                    self.entries.iter().filter(behind).flat_map(|other| other.signals.iter().copied()),
+                );
+            }
+        }
+        ordered
+    }
+
     fn check(&self, entry: &Entry) -> Result<(), SubmitError> {
         if let Some(&(_, value)) = entry.waits.iter().find(|&&(semaphore, value)| {
             entry.signals.iter().any(|&(other, reached)| other == semaphore && reached >= value)
@@ -146,11 +177,13 @@ impl Ledger {
         // What is in front in its queue waits for it too.
         let in_front = self.entries.iter().filter(|other| other.queue == entry.queue);
         let waits: Vec<_> = in_front.chain([entry]).flat_map(|entry| entry.waits.iter().copied()).collect();
-        let Some(ordered) = self.ordered_before(&waits) else { return Ok(()) };
+        let Some(before) = self.ordered_before(&waits) else { return Ok(()) };
+        let after = self.ordered_after(entry);
         for other in &self.entries {
             // Counts are one above the last index that is ordered.
             let is_ordered = other.queue == entry.queue
-                || ordered.get(&other.queue).is_some_and(|&count| other.index < count);
+                || before.get(&other.queue).is_some_and(|&count| other.index < count)
+                || after.get(&other.queue).is_some_and(|&first| other.index >= first);
             if !is_ordered {
                 compare(entry, other)?;
             }

@@ -8,9 +8,9 @@ use std::{
 
 use warpweft_core_types::{
     AllocError, Arg, Backend, BufferDesc, BufferView, CopyRegion, Device, Failure, Features, FillRegion,
-    HostFunction, Kernel, KernelCode, KernelContract, Launch, LoadError, Op, OpenError, Param, Progress,
-    Queue, QueueDesc, ResidentDesc, ResidentError, Semaphore, SemaphorePoint, Submission, SubmitError,
-    WaitError,
+    HostFunction, HostMemory, Kernel, KernelCode, KernelContract, Launch, LoadError, Op, OpenError, Param,
+    Progress, Queue, QueueDesc, ResidentDesc, ResidentError, Semaphore, SemaphorePoint, Submission,
+    SubmitError, WaitError,
 };
 use warpweft_host::HostBackend;
 use warpweft_wrappers::{FaultConfig, FaultyBackend, TracingBackend, ValidatingBackend};
@@ -105,6 +105,18 @@ fn allocations_fail_and_are_slow() {
     let started = Instant::now();
     slow.view();
     assert!(started.elapsed() >= delay);
+}
+
+#[test]
+fn imports_fail() {
+    let import = |bench: &Bench| {
+        let view = BufferView::whole(bench.device.allocate(&BufferDesc::host_visible(4096)).unwrap());
+        let memory = HostMemory::of_buffer(Arc::clone(view.buffer())).unwrap();
+        bench.device.host_import().unwrap().import(memory)
+    };
+    let fails = Bench::faulty(FaultConfig { import_fails: 1.0, ..Default::default() });
+    assert!(matches!(import(&fails), Err(AllocError::CannotImport { .. })));
+    assert_eq!(import(&Bench::faulty(FaultConfig::default())).unwrap().size(), 4096);
 }
 
 #[test]
@@ -306,6 +318,25 @@ fn a_wait_that_only_the_host_can_end_may_order_anything() {
     held.gate.semaphore.signal(1).unwrap();
     held.held.wait(PATIENCE).unwrap();
     by_host.semaphore.signal(1).unwrap();
+}
+
+#[test]
+fn what_signals_comes_before_what_waits_for_it_however_late_it_is_submitted() {
+    let held = held();
+    let signalling = |queue: &Arc<dyn Queue>, view: &BufferView, signal: &SemaphorePoint| {
+        let ops = [Op::Fill(FillRegion::bytes(view, 1))];
+        queue.submit(&Submission { waits: &[], ops: &ops, signals: std::slice::from_ref(signal) })
+    };
+    // Behind the held copy there is one more in its queue, and one in another that waits for that.
+    let third = held.bench.view();
+    let behind = held.bench.submit(&[copy(&held.views[1], &third)], 2).unwrap();
+    held.fill(&third, std::slice::from_ref(&behind)).unwrap();
+    let late = held.bench.device.create_queue(&QueueDesc::default()).unwrap();
+    let nothing = SemaphorePoint::new(&held.bench.device.create_semaphore(0).unwrap(), 1);
+    // What signals something else is ordered by nothing.
+    assert!(matches!(signalling(&late, &third, &nothing), Err(SubmitError::Invalid { .. })));
+    signalling(&late, &third, &held.gate).unwrap();
+    behind.wait(PATIENCE).unwrap();
 }
 
 #[test]

@@ -376,6 +376,11 @@ impl NativeCommunicator for CudaCommunicator {
         }
     }
 
+    fn close(&self, failure: Arc<Failure>) {
+        // The first reason counts.
+        let _first = self.failure.set(failure);
+    }
+
     #[expect(unsafe_code, reason = "vouches for memory")]
     fn register(
         &self,

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use warpweft_bootstrap::{Group, GroupError, Loss, Rank};
+use warpweft_bootstrap::{Group, GroupError, Health, JoinError, Loss, Rank};
 
 use crate::{SOON, each, groups};
 
@@ -134,6 +134,22 @@ fn a_member_that_leaves_ends_the_calls_of_the_others() {
                 "{leaver}: {error:?}"
             );
         }
+    }
+}
+
+#[test]
+fn a_member_leaves_whoever_still_has_a_share_of_its_group() {
+    for leaver in [0, 1] {
+        let groups = groups(2);
+        groups[leaver].leave().unwrap();
+        let kept = &groups[leaver];
+        assert!(matches!(kept.barrier("late", SOON), Err(GroupError::Left)));
+        assert!(matches!(kept.check(), Err(GroupError::Left)));
+        assert!(
+            matches!(kept.reform(SOON), Err(JoinError::Group(error)) if matches!(*error, GroupError::Left))
+        );
+        let health = groups[1 - leaver].wait_health(SOON, |health| !health[leaver].is_present()).unwrap();
+        assert_eq!(health[leaver], Health::Lost(Loss::Left));
     }
 }
 

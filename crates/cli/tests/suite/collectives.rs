@@ -242,16 +242,38 @@ fn records_tell_who_is_to_blame() {
     let said = text(&shown.stdout) + &text(&shown.stderr);
     assert_eq!(shown.status.code(), Some(1), "{said}");
     assert!(said.contains("rank 2 never made call #2, all_reduce sum of u32, 4 bytes"), "{said}");
+    assert!(said.contains("made by the program"), "{said}");
     for words in ["rank 0 of 3, host:0", "rank 2 of 3, host:2", "#1", "not over"] {
         assert!(said.contains(words), "{words}: {said}");
     }
-    let report = &lines(&warpweft(&["flight", path, "--json"]))[0];
+    let report = &lines(&warpweft(&["flight", path, "--json"]))[0]["communicators"][0];
     assert_eq!((&report["verdict"], &report["number"]), (&"missing".into(), &2.into()), "{report}");
     assert_eq!((&report["ranks"][0], report["records"].as_array().unwrap().len()), (&2.into(), 3));
     // A rank that was killed leaves none.
-    fs::remove_file(folder.path().join("rank-1.json")).unwrap();
-    let report = &lines(&warpweft(&["flight", path, "--json"]))[0];
+    let files = fs::read_dir(folder.path()).unwrap().map(|file| file.unwrap().path());
+    let of_rank_1 = files.filter(|path| path.to_str().unwrap().ends_with(".rank-1.json"));
+    of_rank_1.for_each(|path| fs::remove_file(path).unwrap());
+    let report = &lines(&warpweft(&["flight", path, "--json"]))[0]["communicators"][0];
     assert_eq!((&report["verdict"], &report["ranks"][0]), (&"lost".into(), &1.into()), "{report}");
+}
+
+#[test]
+fn communicators_in_one_folder_are_told_apart() {
+    let folder = tempfile::tempdir().unwrap();
+    fail(folder.path());
+    fail(folder.path());
+    let path = folder.path().to_str().unwrap();
+    let report = &lines(&warpweft(&["flight", path, "--json"]))[0]["communicators"];
+    let communicators = report.as_array().unwrap();
+    assert_eq!(communicators.len(), 2);
+    let shown = warpweft(&["flight", path]);
+    let said = text(&shown.stdout) + &text(&shown.stderr);
+    for judged in communicators {
+        assert_eq!((&judged["verdict"], judged["records"].as_array().unwrap().len()), (&"missing".into(), 3));
+        let run = judged["communicator"]["run"].as_str().unwrap();
+        assert!(said.contains(&format!("communicator {run}.0-")), "{said}");
+    }
+    assert_ne!(communicators[0]["communicator"], communicators[1]["communicator"]);
 }
 
 #[test]
@@ -264,7 +286,7 @@ fn a_folder_without_records_is_told_so() {
     let missing = warpweft(&["flight", "/no/such/folder"]);
     assert_eq!(missing.status.code(), Some(1));
     assert!(text(&missing.stderr).contains("/no/such/folder"), "{}", text(&missing.stderr));
-    fs::write(folder.path().join("rank-0.json"), "{").unwrap();
+    fs::write(folder.path().join("run.0-0.rank-0.json"), "{").unwrap();
     let damaged = warpweft(&["flight", path]);
     assert_eq!(damaged.status.code(), Some(1));
     assert!(text(&damaged.stderr).contains("rank-0.json"), "{}", text(&damaged.stderr));

@@ -15,7 +15,7 @@ use smallvec::SmallVec;
 use warpweft_bootstrap::{Group, GroupError};
 use warpweft_core_types::{
     Access, Arg, BufferView, CollectiveCall, CollectiveError, CollectiveFailure, CollectiveOp, DType,
-    Deadline, Device, Failure, HostFunction, Kernel, KernelCode, KernelContract, Launch, Op, Param,
+    Deadline, Device, Failure, HostFunction, Kernel, KernelCode, KernelContract, Launch, Op, OwnedOp, Param,
     Workgroup,
 };
 use warpweft_host_collectives::{HostCall, HostCommunicator, HostConfig, HostError, HostFailure, Operand};
@@ -108,6 +108,13 @@ impl HostEngine {
     }
 }
 
+impl HostEngine {
+    fn is_own(&self, kernel: &Arc<dyn Kernel>) -> bool {
+        let kernels = self.kernels.lock().unwrap_or_else(PoisonError::into_inner);
+        kernels.values().any(|own| Arc::ptr_eq(own, kernel))
+    }
+}
+
 impl Engine for HostEngine {
     fn kind(&self) -> EngineKind {
         EngineKind::Host
@@ -149,6 +156,11 @@ impl Engine for HostEngine {
         visit(&[Op::Launch(Launch::new(&kernel, [1, 1, 1], &args)?)])
     }
 
+    fn calls_in(&self, node: &OwnedOp) -> usize {
+        let own = node.launch().filter(|launch| self.is_own(launch.kernel()));
+        own.map_or(0, |launch| launch.with(told_to).iter().filter(|told| !told.op.is_pairwise()).count())
+    }
+
     fn runs(&self, calls: &[CollectiveCall<'_>]) -> bool {
         are_mapped(calls)
     }
@@ -188,9 +200,40 @@ impl Engine for HostEngine {
             other => CollectiveFailure::Aborted { rank: self.communicator.rank(), reason: other.to_string() },
         });
     }
+
+    /// Kernels in graphs keep it.
+    fn leave(&self, _failure: &Arc<Failure>) {
+        self.communicator.leave();
+    }
+}
+
+/// The calls of a launch of a kernel of ours.
+fn told_to(launch: &Launch<'_>) -> SmallVec<[Told; 2]> {
+    let words = launch.args().iter().filter_map(|arg| match arg {
+        Arg::Scalar(bytes) => <[u8; 8]>::try_from(*bytes).ok(),
+        Arg::Buffer(_) => None,
+    });
+    let words: SmallVec<[[u8; 8]; 2 * WORDS]> = words.collect();
+    let mut operands = launch.args().len() - words.len();
+    let mut calls = SmallVec::new();
+    for words in words.chunks(WORDS) {
+        // What is behind the last call is filled up.
+        if operands == 0 {
+            break;
+        }
+        let told: Told = postcard::from_bytes(words.as_flattened()).expect("the engine wrote it");
+        operands = operands.saturating_sub(told.operands.count());
+        calls.push(told);
+    }
+    calls
 }
 
 impl Operands {
+    /// How many operands of a kernel they are.
+    const fn count(self) -> usize {
+        if matches!(self, Self::Both) { 2 } else { 1 }
+    }
+
     /// Of a call, and what its kernel gets.
     fn of<'a>(call: &CollectiveCall<'a>, give: &mut dyn FnMut(&'a BufferView, Access)) -> Self {
         match (call.src(), call.dst()) {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use warpweft_core_types::{
     Buffer, CollectiveCall, CollectiveError, CollectiveGroup, CollectiveOp, DType, Deadline, Device, Failure,
-    NativeCommunicator, Op, Registration, RegistrationKind,
+    NativeCommunicator, Op, OwnedOp, Registration, RegistrationKind,
 };
 
 use super::{Engine, EngineKind};
@@ -44,6 +44,11 @@ impl Engine for NativeEngine {
         visit(&[Op::Collective(CollectiveGroup::new(&self.communicator, calls))])
     }
 
+    fn calls_in(&self, node: &OwnedOp) -> usize {
+        let own = node.collectives().filter(|group| Arc::ptr_eq(group.communicator(), &self.communicator));
+        own.map_or(0, |group| group.ops().filter(|op| !op.is_pairwise()).count())
+    }
+
     fn check(&self) -> Result<(), CollectiveError> {
         self.communicator.check()
     }
@@ -52,6 +57,11 @@ impl Engine for NativeEngine {
         if let Err(error) = self.communicator.abort(Arc::clone(failure), deadline) {
             tracing::warn!(%error, "a communicator was not given back");
         }
+    }
+
+    /// Its graphs keep the library's communicator, which has no way to leave but to be given back.
+    fn leave(&self, failure: &Arc<Failure>) {
+        self.communicator.close(Arc::clone(failure));
     }
 
     fn register(

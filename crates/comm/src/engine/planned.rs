@@ -18,7 +18,7 @@ use warpweft_core_types::{
 
 use self::board::{Board, Post};
 use super::{Engine, EngineKind};
-use crate::CommError;
+use crate::{CommError, persistent::Work};
 
 pub(crate) use self::board::BoardId;
 
@@ -74,6 +74,10 @@ impl Engine for PlannedEngine {
         Err(self.cannot(format!("{what} in a graph")))
     }
 
+    fn persist(&self, calls: &[CollectiveCall<'_>]) -> Result<Work, CommError> {
+        Ok(Work::of_calls(calls))
+    }
+
     fn enqueue(
         &self,
         calls: &[CollectiveCall<'_>],
@@ -97,6 +101,10 @@ impl Engine for PlannedEngine {
 
     fn abort(&self, failure: &Arc<Failure>, _deadline: Deadline) {
         self.board.fail(&of_rank(failure, self.rank));
+    }
+
+    fn leave(&self, _failure: &Arc<Failure>) {
+        self.board.leave(self.rank);
     }
 }
 

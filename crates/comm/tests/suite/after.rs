@@ -4,13 +4,14 @@ use std::{
     sync::{Arc, Mutex, mpsc},
     task::{Wake, Waker},
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
+use warpweft_bootstrap::Health;
 use warpweft_comm::{CommConfig, Communicator, EngineKind};
 use warpweft_core_types::{
-    CollectiveFailure, DType, ErrorClass, Failure, Queue, QueueId, ReduceOp, SemaphorePoint, Submission,
-    SubmissionId, SubmitError,
+    CollectiveFailure, DType, ErrorClass, Failure, GraphNode, Op, PreparedGraph, Queue, QueueId, ReduceOp,
+    SemaphorePoint, Submission, SubmissionId, SubmitError, WaitError,
 };
 
 use crate::rig::{ENGINES, PATIENCE, Place, only, ranks, read, told, until_failed};
@@ -63,6 +64,82 @@ fn a_call_that_is_kept_keeps_no_communicator() {
                 assert_eq!(told(ended).0, ErrorClass::PeerLost, "{engine}");
             }
             kept.wait(PATIENCE).unwrap();
+        });
+    }
+}
+
+#[test]
+fn a_graph_that_is_kept_keeps_no_rank_in_the_group() {
+    ranks(2, &only(EngineKind::Host), |place| {
+        let (word, queue) = (place.numbers(&[1]), place.queue());
+        let sum =
+            |comm: &Communicator| comm.all_reduce(ReduceOp::Sum, DType::U32, &word, &word).unwrap().nodes();
+        let nodes: Vec<_> = sum(&place.comm).unwrap().into_iter().map(|op| GraphNode::new(op, &[])).collect();
+        let graph = PreparedGraph::new(place.device.as_ref(), &nodes).unwrap();
+        place.comm.replay(&graph, &queue).unwrap().wait(PATIENCE).unwrap();
+        assert_eq!(read(&word), [2]);
+        if place.rank() == 1 {
+            let ended = place.comm.replay(&graph, &queue).and_then(|call| call.wait(PATIENCE));
+            let (class, text) = told(ended);
+            assert_eq!(class, ErrorClass::PeerLost, "{text}");
+            assert!(text.contains("rank 0") && text.contains("left"), "{text}");
+            return;
+        }
+        let Place { comm, device } = place;
+        drop(comm);
+        let done = SemaphorePoint::new(&device.create_semaphore(0).unwrap(), 1);
+        let signals = std::slice::from_ref(&done);
+        let refused = queue.submit(&Submission { ops: &[Op::Replay(&graph)], signals, waits: &[] });
+        let failure = match (refused, done.wait(PATIENCE)) {
+            (Err(SubmitError::Failed(failure)), _) | (Ok(_), Err(WaitError::Failed(failure))) => failure,
+            other => panic!("{other:?}"),
+        };
+        assert!(
+            matches!(&*failure, Failure::Collective(CollectiveFailure::Aborted { rank: 0, .. })),
+            "{failure}"
+        );
+    });
+}
+
+#[test]
+fn a_drop_waits_for_no_call_and_what_is_under_way_ends_all_the_same() {
+    for engine in ENGINES {
+        ranks(2, &only(engine), |place| {
+            let (word, queue) = (place.numbers(&[1]), place.queue());
+            if place.rank() == 1 {
+                // Until the other is gone, so that it is not this one's leaving that ends its call.
+                let is_gone = |health: &[Health]| !health[0].is_present();
+                place.comm.group().wait_health(PATIENCE, is_gone).unwrap();
+                return;
+            }
+            let call = place.comm.all_reduce(ReduceOp::Sum, DType::U32, &word, &word).unwrap();
+            let call = call.on(&queue).unwrap();
+            let began = Instant::now();
+            drop(place.comm);
+            assert!(began.elapsed() < Duration::from_millis(400), "{engine}: {:?}", began.elapsed());
+            let (class, text) = told(call.wait(PATIENCE));
+            assert_eq!(class, ErrorClass::PeerLost, "{engine}: {text}");
+            assert!(text.contains("dropped"), "{engine}: {text}");
+        });
+    }
+}
+
+#[test]
+fn a_call_that_was_enqueued_before_the_drop_is_carried_out() {
+    for engine in ENGINES {
+        ranks(2, &only(engine), |place| {
+            let (word, queue) = (place.numbers(&[1]), place.queue());
+            let start = SemaphorePoint::new(&place.device.create_semaphore(0).unwrap(), 1);
+            let waits = std::slice::from_ref(&start);
+            queue.submit(&Submission { waits, ..Submission::default() }).unwrap();
+            let call = place.comm.all_reduce(ReduceOp::Sum, DType::U32, &word, &word).unwrap();
+            let call = call.on(&queue).unwrap();
+            let Place { comm, device } = place;
+            drop(comm);
+            start.semaphore.signal(1).unwrap();
+            call.wait(PATIENCE).unwrap();
+            assert_eq!(read(&word), [2], "{engine}");
+            drop(device);
         });
     }
 }

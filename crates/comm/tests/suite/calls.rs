@@ -145,7 +145,7 @@ fn a_graph_is_replayed_and_remembered_as_one_call() {
         assert_eq!(read(&word), [1 << 8]);
         let record = comm.flight();
         assert_eq!(record.calls.len(), 4);
-        assert!(record.calls[0].call.contains("graph of 2 nodes"), "{:?}", record.calls[0]);
+        assert!(record.calls[0].call.contains("graph with 2 calls"), "{:?}", record.calls[0]);
         assert!(record.calls.iter().all(|call| call.over_us.is_some()), "{record:?}");
     });
 }

@@ -6,6 +6,8 @@ mod calls;
 mod failures;
 mod flight;
 mod groups;
+mod lost;
 mod orders;
+mod persistent;
 mod rig;
 mod user;

@@ -5,7 +5,9 @@ use std::{sync::Arc, thread, time::Duration};
 use warpweft_comm::{CommConfig, EngineKind};
 use warpweft_core_types::{DType, ErrorClass, ReduceOp};
 
-use crate::rig::{ENGINES, PATIENCE, only, ranks, read, told};
+use warpweft_host::{HostBackend, HostDeviceConfig, LinkSpec};
+
+use crate::rig::{ENGINES, PATIENCE, only, ranks, ranks_on, read, told};
 
 #[test]
 fn two_threads_use_two_communicators() {
@@ -25,6 +27,85 @@ fn two_threads_use_two_communicators() {
                     });
                 }
             });
+        });
+    }
+}
+
+#[test]
+fn two_threads_use_two_communicators_on_opposite_queues() {
+    const CALLS: usize = 50;
+    // A call of the host engine has a worker of its device until it is over.
+    let two = HostDeviceConfig { workers: 2, ..HostDeviceConfig::default() };
+    let backend =
+        HostBackend::builder().devices(2, &two).link_all_to_host(LinkSpec::default()).build().unwrap();
+    for engine in ENGINES {
+        ranks_on(&backend, 2, &only(engine), |place| {
+            let other = place.comm.split(Some(0), 0, PATIENCE).unwrap().unwrap();
+            let mut queues = [place.queue(), place.queue()];
+            if place.rank() == 1 {
+                queues.reverse();
+            }
+            thread::scope(|scope| {
+                for (comm, queue) in [&place.comm, &other].into_iter().zip(&queues) {
+                    let words: Vec<_> = (0..CALLS).map(|_| place.numbers(&[1])).collect();
+                    scope.spawn(move || {
+                        let sum = |word| comm.all_reduce_in_place(ReduceOp::Sum, DType::U32, word).unwrap();
+                        // Nothing is waited for in between, so that both are under way at once.
+                        let made: Vec<_> = words.iter().map(|word| sum(word).on(queue).unwrap()).collect();
+                        made.iter().for_each(|call| call.wait(PATIENCE).unwrap());
+                        assert!(words.iter().all(|word| read(word) == [2]), "{engine}");
+                    });
+                }
+            });
+            place.comm.barrier(PATIENCE).unwrap();
+        });
+    }
+}
+
+#[test]
+fn calls_that_have_one_worker_for_two_communicators_end_in_time() {
+    let config = CommConfig { timeout: Duration::from_millis(300), ..only(EngineKind::Host) };
+    ranks(2, &config, |place| {
+        let other = place.comm.split(Some(0), 0, PATIENCE).unwrap().unwrap();
+        let comms = if place.rank() == 0 { [&place.comm, &other] } else { [&other, &place.comm] };
+        let word = [place.numbers(&[1]), place.numbers(&[1])];
+        let call = |at: usize| {
+            comms[at].all_reduce_in_place(ReduceOp::Sum, DType::U32, &word[at]).unwrap().on(&place.queue())
+        };
+        let first = call(0).unwrap();
+        // Each rank's worker is in a call of another communicator before the second ones are there.
+        place.comm.barrier(PATIENCE).unwrap();
+        let ended = [call(1).and_then(|call| call.wait(PATIENCE)), first.wait(PATIENCE)];
+        // With the end of one the workers are free for the other.
+        let classes: Vec<_> = ended.into_iter().filter_map(Result::err).map(|error| error.class()).collect();
+        let is_expected = |class: &ErrorClass| matches!(class, ErrorClass::Transient | ErrorClass::PeerLost);
+        assert!(!classes.is_empty() && classes.iter().all(is_expected), "{classes:?}");
+    });
+}
+
+#[test]
+fn many_threads_call_one_communicator_that_compares() {
+    for engine in ENGINES {
+        ranks(2, &CommConfig { validate: true, ..only(engine) }, |place| {
+            let call = |in_queue: bool| {
+                let word = place.numbers(&[1]);
+                let sum = place.comm.all_reduce_in_place(ReduceOp::Sum, DType::U32, &word).unwrap();
+                if in_queue {
+                    sum.on(&place.queue()).unwrap().wait(PATIENCE).unwrap();
+                } else {
+                    sum.wait(PATIENCE).unwrap();
+                }
+                assert_eq!(read(&word), [2], "{engine}");
+            };
+            thread::scope(|scope| {
+                for thread in 0..4 {
+                    let call = &call;
+                    scope.spawn(move || (0..15).for_each(|turn| call((thread + turn) % 2 == 0)));
+                }
+            });
+            let numbers = place.comm.flight().calls.into_iter().map(|call| call.number);
+            assert!(numbers.eq((1..=60).map(Some)), "{engine}");
+            place.comm.barrier(PATIENCE).unwrap();
         });
     }
 }

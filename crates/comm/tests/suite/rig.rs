@@ -53,10 +53,19 @@ pub(crate) fn only(engine: EngineKind) -> CommConfig {
 
 /// Runs every rank in a thread, and gives what each made of it.
 pub(crate) fn ranks<T: Send>(size: u32, config: &CommConfig, body: impl Fn(Place) -> T + Sync) -> Vec<T> {
-    let backend = HostBackend::with_devices(size).unwrap();
+    ranks_on(&HostBackend::with_devices(size).unwrap(), size, config, body)
+}
+
+/// The same on devices that are as a test wants them.
+pub(crate) fn ranks_on<T: Send>(
+    backend: &dyn Backend,
+    size: u32,
+    config: &CommConfig,
+    body: impl Fn(Place) -> T + Sync,
+) -> Vec<T> {
     let meeting = Meeting::new();
     thread::scope(|scope| {
-        let (backend, body) = (&backend, &body);
+        let body = &body;
         let start = |rank| {
             let meeting = Arc::clone(&meeting);
             scope.spawn(move || {

@@ -59,6 +59,13 @@ struct Alone {
     all_reduce: AllReduce,
 }
 
+/// Our ways to call: what is printed of each, and what it is called in bars.
+const WAYS: [(&str, &str); 3] = [
+    ("submission", "a submission"),
+    ("communicator", "a communicator's call"),
+    ("persistent", "a persistent call"),
+];
+
 /// A rank both ways, with memory that both use.
 struct Both<'a> {
     rank: &'a Rank<'a>,
@@ -75,10 +82,10 @@ struct Both<'a> {
 
 /// What a rank found.
 struct Found {
-    /// A submission, a call of a communicator, NCCL alone.
-    host: [Samples; 3],
-    /// Of submissions and of calls.
-    allocations: [u64; 2],
+    /// In the ways to call, and by NCCL alone.
+    host: [Samples; WAYS.len()],
+    alone: Samples,
+    allocations: [u64; WAYS.len()],
     sizes: Vec<SizeFound>,
 }
 
@@ -98,9 +105,9 @@ pub(crate) fn run() -> Result<()> {
     let meeting = Meeting::new();
     let found = ranks.each(|rank| {
         let both = Both::new(rank, (&nccl, id), &meeting, &barrier)?;
-        let (host, allocations) = both.host()?;
+        let (host, alone, allocations) = both.host()?;
         let sizes = both.sizes()?;
-        Ok(Found { host, allocations, sizes })
+        Ok(Found { host, alone, allocations, sizes })
     })?;
     let size = ranks.size();
     let first = found.into_iter().next().context("there is a rank")?;
@@ -111,16 +118,14 @@ pub(crate) fn run() -> Result<()> {
 
 fn tell_host(found: &Found, size: u32) {
     let title = format!("one all_reduce of 8 bytes, {size} ranks");
-    let [submission, call, alone] = &found.host;
-    for (what, samples) in [("submission", submission), ("communicator", call), ("NCCL alone", alone)] {
+    let ours = WAYS.iter().map(|(what, _)| *what).zip(&found.host);
+    for (what, samples) in ours.chain([("NCCL alone", &found.alone)]) {
         report(&json!({"timing": title, "what": what, "time": samples.json()}));
         say(&format!("{title:<60} {what:<12} {}", samples.words()));
     }
     let calls = ROUNDS * CALLS as usize;
-    for ((what, ours), allocations) in
-        [("a submission", submission), ("a communicator's call", call)].into_iter().zip(found.allocations)
-    {
-        judge(&ours.beyond(alone).at_most(format!("{title}: {what}, more than the raw call"), 0.3));
+    for (((_, what), ours), allocations) in WAYS.iter().zip(&found.host).zip(found.allocations) {
+        judge(&ours.beyond(&found.alone).at_most(format!("{title}: {what}, more than the raw call"), 0.3));
         let allocations = f64::from(u32::try_from(allocations).unwrap_or(u32::MAX));
         judge(&Bar::at_most(format!("{title}: {what}, allocations of {calls}"), allocations, 0.0, ""));
     }
@@ -192,7 +197,7 @@ impl<'a> Both<'a> {
 
     /// The cost of a call to the host.
     #[expect(unsafe_code, reason = "calls the library")]
-    fn host(&self) -> Result<([Samples; 3], [u64; 2])> {
+    fn host(&self) -> Result<([Samples; WAYS.len()], Samples, [u64; WAYS.len()])> {
         /// `ncclFloat32` and `ncclSum`.
         const F32_SUM: (c_int, c_int) = (7, 0);
         let view = self.src.slice(0..8)?;
@@ -201,26 +206,27 @@ impl<'a> Both<'a> {
         let submission = Submission { ops: &ops, ..Submission::default() };
         let (address, handle) = (self.address(&view)?, self.alone.comm.as_raw());
         let (queue, stream) = (&self.queue, self.alone.stream.cu_stream().cast());
-        let (mut host, mut allocations) = (<[Samples; 3]>::default(), [0; 2]);
+        let persistent = self.comm.all_reduce_in_place(ReduceOp::Sum, DType::F32, &view)?.persistent()?;
+        let submit = || Ok(queue.submit(&submission).map(drop)?);
+        let call = || {
+            self.comm.all_reduce(ReduceOp::Sum, DType::F32, &view, &view)?.on(queue)?;
+            Ok(())
+        };
+        let again = || Ok(persistent.enqueue(queue).map(drop)?);
+        let ways: [&dyn Fn() -> Result<()>; WAYS.len()] = [&submit, &call, &again];
+        let mut host = <[Samples; WAYS.len()]>::default();
+        let (mut alone, mut allocations) = (Samples::default(), [0; WAYS.len()]);
         for round in 0..ROUNDS + WARM_UP {
-            let before = alloc::count_here();
-            let ours = timed(|| {
-                for _ in 0..CALLS {
-                    queue.submit(&submission)?;
+            for ((way, samples), allocations) in ways.iter().zip(&mut host).zip(&mut allocations) {
+                let before = alloc::count_here();
+                let time = timed(|| (0..CALLS).try_for_each(|_| way()))?;
+                let allocated = alloc::count_here() - before;
+                self.wait_for_queue()?;
+                if round >= WARM_UP {
+                    samples.add(time / CALLS);
+                    *allocations += allocated;
                 }
-                Ok(())
-            })?;
-            let submitted = alloc::count_here() - before;
-            self.wait_for_queue()?;
-            let before = alloc::count_here();
-            let called = timed(|| {
-                for _ in 0..CALLS {
-                    self.comm.all_reduce(ReduceOp::Sum, DType::F32, &view, &view)?.on(queue)?;
-                }
-                Ok(())
-            })?;
-            let allocated = alloc::count_here() - before;
-            self.wait_for_queue()?;
+            }
             let theirs = timed(|| {
                 for _ in 0..CALLS {
                     // SAFETY: two numbers of memory that lives until the stream was waited for; the communicator is this
@@ -234,14 +240,10 @@ impl<'a> Both<'a> {
             })?;
             self.wait_for_stream()?;
             if round >= WARM_UP {
-                host[0].add(ours / CALLS);
-                host[1].add(called / CALLS);
-                host[2].add(theirs / CALLS);
-                allocations[0] += submitted;
-                allocations[1] += allocated;
+                alone.add(theirs / CALLS);
             }
         }
-        Ok((host, allocations))
+        Ok((host, alone, allocations))
     }
 
     fn sizes(&self) -> Result<Vec<SizeFound>> {

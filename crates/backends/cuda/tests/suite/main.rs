@@ -6,6 +6,7 @@ mod beside;
 mod cache;
 mod clocks;
 mod collectives;
+mod communicators;
 mod contexts;
 mod faults;
 mod graphs;

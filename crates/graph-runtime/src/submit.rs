@@ -21,9 +21,6 @@ use crate::{
 /// Points to wait for, each line once.
 pub(crate) type Points = SmallVec<[Point; 8]>;
 
-/// How many runs may be noted as under way before those that have ended are looked for.
-const LOOK_FROM: usize = 16;
-
 impl Domain {
     /// Hands over all segments of a plan, behind everything that uses the same bytes.
     ///
@@ -55,7 +52,8 @@ impl Domain {
     }
 
     pub(crate) fn admit(&self, state: &mut State, plan: &Plan) -> Result<(), RunError> {
-        if state.in_flight.len() >= LOOK_FROM.min(self.config.max_submissions) {
+        self.forget_oldest(state);
+        if state.in_flight.len() >= self.config.max_submissions {
             self.forget_ended(state);
         }
         if state.in_flight.len() >= self.config.max_submissions {
@@ -74,7 +72,24 @@ impl Domain {
         }
     }
 
-    /// Takes runs that have ended off the list; settles those that fail.
+    /// Takes the oldest runs off the list while they have ended: two for each that comes, so that the list gets shorter
+    /// and no submission looks at all of it.
+    fn forget_oldest(&self, state: &mut State) {
+        for _ in 0..2 {
+            let Some(oldest) = state.in_flight.front() else { return };
+            match self.look(oldest) {
+                Look::UnderWay => return,
+                Look::Failing => return self.settle(state),
+                Look::Ended => {}
+            }
+            let State { in_flight, free_tasks, lines, counts, .. } = state;
+            if let Some(run) = in_flight.pop_front() {
+                end(&run, free_tasks, lines, counts);
+            }
+        }
+    }
+
+    /// Takes all runs that have ended off the list; settles those that fail.
     pub(crate) fn forget_ended(&self, state: &mut State) {
         let mut failing = false;
         let State { in_flight, free_tasks, lines, counts, .. } = state;

@@ -1,12 +1,14 @@
 //! Threads that run tasks of the host.
 
+#[cfg(not(loom))]
+use std::time::Duration;
 use std::{
     collections::VecDeque,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::Arc,
     task::{Wake, Waker},
     thread,
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use smallvec::SmallVec;
@@ -19,6 +21,7 @@ use crate::{
 };
 
 /// How long a worker looks for the next task before it sleeps. Waking a thread costs about as much.
+#[cfg(not(loom))]
 const SPIN: Duration = Duration::from_micros(20);
 
 /// Tasks whose turn has come, and those who run them.
@@ -145,6 +148,12 @@ impl Workers {
         }
     }
 
+    /// Looks for a job without the lock for a moment. A model check has no time to pass.
+    #[cfg(loom)]
+    fn spin(&self) {}
+
+    /// Looks for a job without the lock for a moment.
+    #[cfg(not(loom))]
     fn spin(&self) {
         let until = Instant::now() + SPIN;
         while self.ready.load(Ordering::Relaxed) == 0 && Instant::now() < until {
@@ -289,4 +298,128 @@ impl Wake for Job {
 fn message_of(panic: &(dyn std::any::Any + Send)) -> &str {
     let text = panic.downcast_ref::<&str>().copied();
     text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message")
+}
+
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use warpweft_core_types::{Deadline, DeviceId, DeviceUuid, Semaphore, SignalError, Timeline, WaitError};
+
+    use super::*;
+    use crate::task::HostTask;
+
+    /// A semaphore of the host alone.
+    #[derive(Debug)]
+    struct Line(Timeline);
+
+    impl Line {
+        fn new() -> Arc<dyn Semaphore> {
+            Arc::new(Self(Timeline::new(0)))
+        }
+    }
+
+    impl Semaphore for Line {
+        fn device(&self) -> DeviceId {
+            DeviceId { backend: "host", ordinal: 0, uuid: DeviceUuid::from_bytes([0; 16]) }
+        }
+
+        fn value(&self) -> u64 {
+            self.0.value()
+        }
+
+        fn failure(&self) -> Option<Arc<Failure>> {
+            self.0.failure()
+        }
+
+        fn promise(&self, value: u64) -> Result<u64, SignalError> {
+            self.0.promise(value)
+        }
+
+        fn retract(&self, value: u64, before: u64) {
+            self.0.retract(value, before);
+        }
+
+        fn signal(&self, value: u64) -> Result<(), SignalError> {
+            self.0.signal(value)
+        }
+
+        fn fail(&self, failure: Arc<Failure>) {
+            self.0.fail(failure);
+        }
+
+        fn wait(&self, value: u64, deadline: Deadline) -> Result<(), WaitError> {
+            self.0.wait(value, deadline)
+        }
+
+        fn wake_when(&self, value: u64, waker: Waker) {
+            self.0.wake_when(value, waker);
+        }
+
+        fn forget(&self, value: u64, waker: &Waker) {
+            self.0.forget(value, waker);
+        }
+    }
+
+    fn start(workers: &Arc<Workers>, waits: &[&Arc<dyn Semaphore>]) -> SemaphorePoint {
+        let signal = SemaphorePoint::new(&Line::new(), 1);
+        let task = OwnedTask { task: HostTask::new(|_| {}), operands: Arc::default() };
+        let waits = waits.iter().map(|semaphore| SemaphorePoint::new(semaphore, 1)).collect();
+        Job::start(workers, (task, "task".into(), None), waits, signal.clone(), &Arc::default());
+        signal
+    }
+
+    /// Whichever of two points is reached last, and whenever the job comes to look, it is ready once.
+    #[test]
+    fn loom_a_job_behind_two_points_runs_once() {
+        loom::model(|| {
+            let workers = Workers::new(0);
+            let (one, other) = (Line::new(), Line::new());
+            let raiser = {
+                let (one, other) = (Arc::clone(&one), Arc::clone(&other));
+                loom::thread::spawn(move || {
+                    one.signal(1).unwrap();
+                    other.signal(1).unwrap();
+                })
+            };
+            let done = start(&workers, &[&one, &other]);
+            raiser.join().unwrap();
+            assert!(workers.help(|_| true), "it is ready");
+            assert!(!workers.help(|_| true), "it is ready once");
+            assert!(matches!(done.poll(), Ok(true)));
+        });
+    }
+
+    /// A failure on one side and a point reached on the other end in a failure, once.
+    #[test]
+    fn loom_a_job_behind_a_failure_fails_once() {
+        loom::model(|| {
+            let workers = Workers::new(0);
+            let (one, other) = (Line::new(), Line::new());
+            let breaker = {
+                let one = Arc::clone(&one);
+                loom::thread::spawn(move || one.fail(Arc::new(Failure::Cancelled)))
+            };
+            let done = start(&workers, &[&one, &other]);
+            other.signal(1).unwrap();
+            breaker.join().unwrap();
+            assert!(workers.help(|_| true) && !workers.help(|_| true));
+            assert!(done.poll().is_err());
+        });
+    }
+
+    /// A worker does not sleep through a job, nor through the end.
+    #[test]
+    fn loom_a_worker_runs_what_comes_and_ends() {
+        loom::model(|| {
+            let workers = Workers::new(0);
+            workers.lock().threads = 1;
+            let worker = {
+                let workers = Arc::clone(&workers);
+                loom::thread::spawn(move || workers.serve())
+            };
+            let done = start(&workers, &[]);
+            workers.close();
+            worker.join().unwrap();
+            assert!(matches!(done.poll(), Ok(true)));
+        });
+    }
 }

@@ -15,13 +15,20 @@ pub(crate) struct HostGraph {
     device: DeviceId,
     links: Arc<LinkTable>,
     /// The operands of the latest replay, found: most replays have those of the one before.
-    latest: Mutex<Option<Found>>,
+    latest: Mutex<Found>,
 }
 
 #[derive(Debug)]
 struct Found {
-    ops: Arc<[Arc<GraphOp>]>,
+    ops: Vec<Arc<GraphOp>>,
     found: Arc<[HostOp]>,
+}
+
+impl Found {
+    /// Whether it is of just these operations: values share those that they did not change.
+    fn is_of(&self, ops: &[Arc<GraphOp>]) -> bool {
+        self.ops.len() == ops.len() && self.ops.iter().zip(ops).all(|(own, op)| Arc::ptr_eq(own, op))
+    }
 }
 
 impl HostGraph {
@@ -30,10 +37,13 @@ impl HostGraph {
         links: &Arc<LinkTable>,
         nodes: &[GraphNode],
     ) -> Result<Self, GraphError> {
-        let graph = Self { device, links: Arc::clone(links), latest: Mutex::default() };
+        let mut found = Vec::with_capacity(nodes.len());
         for (node, entry) in nodes.iter().enumerate() {
             match entry.op.as_ref() {
-                GraphOp::Op(op) => graph.check(node, op)?,
+                GraphOp::Op(op) => {
+                    let op = queue::find_owned(device, links, op);
+                    found.push(op.map_err(|source| GraphError::Submit { node, source })?);
+                }
                 GraphOp::Join => {}
                 GraphOp::Captured(work) => {
                     let reason = format!("its work was captured for {}", work.device());
@@ -41,14 +51,16 @@ impl HostGraph {
                 }
             }
         }
-        Ok(graph)
+        let ops = nodes.iter().map(|node| Arc::clone(&node.op)).collect();
+        let latest = Mutex::new(Found { ops, found: found.into() });
+        Ok(Self { device, links: Arc::clone(links), latest })
     }
 
     /// The operations of nodes with these operands.
-    pub(crate) fn found(&self, ops: &Arc<[Arc<GraphOp>]>) -> Result<Arc<[HostOp]>, SubmitError> {
+    pub(crate) fn found(&self, ops: &[Arc<GraphOp>]) -> Result<Arc<[HostOp]>, SubmitError> {
         let mut latest = self.latest.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(known) = latest.as_ref().filter(|known| Arc::ptr_eq(&known.ops, ops)) {
-            return Ok(Arc::clone(&known.found));
+        if latest.is_of(ops) {
+            return Ok(Arc::clone(&latest.found));
         }
         // A join does nothing, and captured work does not get into graphs of host devices.
         let with_work = ops.iter().filter_map(|op| match op.as_ref() {
@@ -57,7 +69,7 @@ impl HostGraph {
         });
         let found = with_work.map(|op| queue::find_owned(self.device, &self.links, op));
         let found: Arc<[HostOp]> = found.collect::<Result<_, _>>()?;
-        *latest = Some(Found { ops: Arc::clone(ops), found: Arc::clone(&found) });
+        *latest = Found { ops: ops.to_vec(), found: Arc::clone(&found) };
         Ok(found)
     }
 }

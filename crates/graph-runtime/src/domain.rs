@@ -2,10 +2,10 @@
 
 use std::{collections::VecDeque, sync::Arc, thread, time::Duration};
 
-use rustc_hash::FxHashSet;
+use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 use warpweft_core_types::{
-    AllocError, BufferView, CopyRegion, Device, DeviceId, Op, OpenError, Queue, QueueDesc, Semaphore,
+    AllocError, BufferView, CopyRegion, Device, DeviceId, GraphOp, Op, OpenError, Queue, QueueDesc, Semaphore,
 };
 
 use crate::{
@@ -52,6 +52,8 @@ pub(crate) struct State {
     pub(crate) lines: Vec<Line>,
     /// Lines of tasks that have ended.
     pub(crate) free_tasks: Vec<u32>,
+    /// Lines of marks that have been passed, by the position of their device.
+    pub(crate) free_guests: FxHashMap<u32, Vec<u32>>,
     /// In the order of submission.
     pub(crate) in_flight: VecDeque<Arc<Run>>,
     /// Points that were not reached before their lines failed, for those who still wait for them.
@@ -79,8 +81,15 @@ pub(crate) struct Line {
 
 #[derive(Debug)]
 pub(crate) enum LineKind {
-    Lane { device: u32, queue: Arc<dyn Queue> },
+    Lane {
+        device: u32,
+        queue: Arc<dyn Queue>,
+    },
     Task,
+    /// A mark in a queue of the program's own, on a device by its position.
+    Guest {
+        device: u32,
+    },
 }
 
 impl Line {
@@ -186,6 +195,14 @@ impl Domain {
             }
             WorkDesc::Op(Op::Launch(launch)) => Some(launch.kernel().device()),
             WorkDesc::Captured(work) => Some(work.device()),
+            WorkDesc::Node(GraphOp::Captured(work)) => Some(work.device()),
+            WorkDesc::Node(op) => {
+                let mut device = None;
+                op.for_each_access(&mut |view, _| {
+                    device.get_or_insert(view.device());
+                });
+                device
+            }
             WorkDesc::Op(op) => {
                 let mut device = None;
                 op.for_each_access(|view, _| {
@@ -309,6 +326,14 @@ impl Line {
     pub(crate) fn task(device: &dyn Device, value: u64) -> Result<Self, OpenError> {
         let semaphore = device.create_semaphore(value)?;
         Ok(Self { semaphore, assigned: value, reached: value, kind: LineKind::Task })
+    }
+}
+
+impl Line {
+    /// A line for marks in queues of others.
+    pub(crate) fn guest(number: u32, device: &dyn Device, value: u64) -> Result<Self, OpenError> {
+        let semaphore = device.create_semaphore(value)?;
+        Ok(Self { semaphore, assigned: value, reached: value, kind: LineKind::Guest { device: number } })
     }
 }
 

@@ -62,8 +62,10 @@ pub(crate) struct Node {
     pub(crate) work: Work,
     pub(crate) name: Option<Box<str>>,
     pub(crate) place: NodePlace,
-    /// Its part of the graph's uses.
+    /// Its part of the graph's uses: those of its operands, then those beside them.
     pub(crate) uses: Range<u32>,
+    /// What it uses though its work does not say so.
+    pub(crate) beside: Box<[(BufferView, Usage)]>,
 }
 
 /// Where a node runs.
@@ -234,8 +236,9 @@ impl Graph {
                 return Err(RecordError::OtherKind { node: node.label().to_owned(), expected, actual });
             }
             // What was said of its operands' usages stays.
-            let usages: Vec<(usize, Usage)> =
-                self.uses_of(id).iter().map(|one| one.usage).enumerate().collect();
+            let operands = self.uses_of(id).len() - node.beside.len();
+            let usages = self.uses_of(id)[..operands].iter().map(|one| one.usage);
+            let usages: Vec<(usize, Usage)> = usages.enumerate().collect();
             let work = changed.unwrap_or_else(|| node.work.clone());
             graph.record(Node { work, ..node.clone() }, &usages)?;
         }
@@ -394,19 +397,22 @@ fn note_uses(
     let Recorded { uses, global, .. } = recorded;
     let mut outcome = Ok(());
     let mut operand = 0;
+    let mut note = |view: &BufferView, usage: Usage| {
+        let (memory, base) = memories.find(domain, global, view, node.label())?;
+        let range = base + view.offset()..base + view.offset() + view.size();
+        uses.push(Use { memory, range, usage });
+        Ok(())
+    };
     node.work.for_each_operand(&mut |view, usage| {
         if outcome.is_err() {
             return;
         }
-        outcome = usage_of(usages, operand, usage, node.label()).and_then(|usage| {
-            let (memory, base) = memories.find(domain, global, view, node.label())?;
-            let range = base + view.offset()..base + view.offset() + view.size();
-            uses.push(Use { memory, range, usage });
-            Ok(())
-        });
+        let usage = usage_of(usages, operand, usage, node.label());
+        outcome = usage.and_then(|usage| note(view, usage));
         operand += 1;
     });
     outcome?;
+    node.beside.iter().try_for_each(|(view, usage)| note(view, *usage))?;
     match usages.iter().find(|(asked, _)| *asked >= operand) {
         Some(&(operand, asked)) => {
             let node = node.label().to_owned();

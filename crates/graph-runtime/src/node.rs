@@ -42,18 +42,20 @@ pub struct NodeDesc<'a> {
     pub(crate) device: Option<DeviceId>,
     pub(crate) lane: u32,
     pub(crate) usages: SmallVec<[(usize, Usage); 2]>,
+    pub(crate) beside: &'a [(BufferView, Usage)],
 }
 
 #[derive(Debug, Clone)]
 pub(crate) enum WorkDesc<'a> {
     Op(Op<'a>),
     Captured(&'a Arc<dyn CapturedWork>),
+    Node(&'a GraphOp),
     Task(&'a HostTask, &'a [(BufferView, Usage)]),
 }
 
 impl<'a> NodeDesc<'a> {
     fn new(work: WorkDesc<'a>) -> Self {
-        Self { work, name: None, device: None, lane: 0, usages: SmallVec::new() }
+        Self { work, name: None, device: None, lane: 0, usages: SmallVec::new(), beside: &[] }
     }
 
     /// Runs a kernel, on the kernel's device. What it does to its buffers stands in its contract.
@@ -83,6 +85,14 @@ impl<'a> NodeDesc<'a> {
     /// Work of another library, see [`Interop::capture`](warpweft_core_types::Interop::capture).
     pub fn captured(work: &'a Arc<dyn CapturedWork>) -> Self {
         Self::new(WorkDesc::Captured(work))
+    }
+
+    /// What another crate makes for graphs of devices, such as the nodes of a collective.
+    ///
+    /// Calls of one communicator are made in one order on all ranks, also where they share no bytes: let all of them use
+    /// one buffer [beside](NodeDesc::beside) their own.
+    pub fn node(op: &'a GraphOp) -> Self {
+        Self::new(WorkDesc::Node(op))
     }
 
     /// Runs a function on a processor of the host, which uses host-visible memory so.
@@ -118,12 +128,22 @@ impl<'a> NodeDesc<'a> {
         self
     }
 
+    /// The same, which uses these bytes too, though its operation does not say so: memory that a kernel reaches by
+    /// pointers it finds in other memory, or a buffer that stands for an order and holds nothing. They are not counted
+    /// among the operands of [`NodeDesc::using`].
+    pub const fn beside(mut self, uses: &'a [(BufferView, Usage)]) -> Self {
+        self.beside = uses;
+        self
+    }
+
     pub(crate) fn label(&self) -> &'a str {
         match (&self.name, &self.work) {
             (Some(name), _) => name,
             (None, WorkDesc::Op(Op::Launch(launch))) => &launch.kernel().contract().name,
             (None, WorkDesc::Op(op)) => op.name(),
             (None, WorkDesc::Captured(_)) => "captured work",
+            (None, WorkDesc::Node(GraphOp::Op(op))) => op.label(),
+            (None, WorkDesc::Node(op)) => op.name(),
             (None, WorkDesc::Task(..)) => "task",
         }
     }
@@ -209,13 +229,20 @@ impl Work {
 
 /// Keeps what a description borrows.
 pub(crate) fn own(desc: &NodeDesc<'_>, place: NodePlace) -> Node {
-    Node { work: own_work(&desc.work), name: desc.name.map(Into::into), place, uses: 0..0 }
+    Node {
+        work: own_work(&desc.work),
+        name: desc.name.map(Into::into),
+        place,
+        uses: 0..0,
+        beside: desc.beside.into(),
+    }
 }
 
 pub(crate) fn own_work(work: &WorkDesc<'_>) -> Work {
     match work {
         WorkDesc::Op(op) => Work::Device(Arc::new(GraphOp::from(op))),
         WorkDesc::Captured(work) => Work::Device(Arc::new(GraphOp::Captured(Arc::clone(work)))),
+        WorkDesc::Node(op) => Work::Device(Arc::new((*op).clone())),
         WorkDesc::Task(task, operands) => {
             Work::Task(OwnedTask { task: (*task).clone(), operands: (*operands).into() })
         }

@@ -5,7 +5,7 @@ use std::{fmt, sync::Arc, time::Duration};
 use smallvec::SmallVec;
 use warpweft_core_types::{
     AllocError, BufferDesc, BufferView, CopyRegion, Deadline, Device, DeviceId, FillRegion, HostMemory,
-    Launch, MemoryKind, Op, OpenError, RangeError,
+    Launch, MemoryKind, Op, OpenError, Queue, RangeError,
 };
 
 use crate::{
@@ -183,7 +183,7 @@ impl Runtime {
                 None => return self.run_as_graph(desc),
             },
             // Work of other libraries is a node of a graph or nothing.
-            WorkDesc::Captured(_) => return self.run_as_graph(desc),
+            WorkDesc::Captured(_) | WorkDesc::Node(_) => return self.run_as_graph(desc),
             _ => self.domain.place(&desc)?,
         };
         let (plan, work) = single(&self.domain, &desc, place)?;
@@ -283,6 +283,35 @@ impl Runtime {
         self.domain.hand_off(device, operands, call)
     }
 
+    /// Puts a queue of the program's own, imported ones too, behind everything before it that uses these bytes: what is
+    /// submitted to it from here on may use them so. No host waits. Once that is done, [`Runtime::note_queue`] tells
+    /// the runtime.
+    ///
+    /// # Errors
+    ///
+    /// See [`RunError`]; the queue must be of one of the runtime's devices.
+    pub fn order_queue(
+        &self,
+        queue: &Arc<dyn Queue>,
+        operands: &[(BufferView, Usage)],
+    ) -> Result<(), RunError> {
+        self.domain.order_queue(queue, operands)
+    }
+
+    /// Takes what a queue of the program's own holds by now for work that uses these bytes so: everything that uses
+    /// them from here on comes behind it.
+    ///
+    /// # Errors
+    ///
+    /// As [`Runtime::order_queue`].
+    pub fn note_queue(
+        &self,
+        queue: &Arc<dyn Queue>,
+        operands: &[(BufferView, Usage)],
+    ) -> Result<Completion, RunError> {
+        self.domain.note_queue(queue, operands)
+    }
+
     /// Begins to record what runs; whether nobody was recording.
     ///
     /// Graphs that are prepared while a trace is being recorded have their devices note the time before and after each
@@ -329,12 +358,16 @@ fn single(
     let mut node = own(desc, place);
     let mut recorded = Recorded::default();
     let mut outcome = Ok(());
+    let mut operand = 0;
     node.work.for_each_operand(&mut |view, usage| {
         if outcome.is_ok() {
-            outcome = note(domain, &mut recorded, desc, view, usage);
+            let usage = usage_of(&desc.usages, operand, usage, desc.label());
+            outcome = usage.and_then(|usage| note(domain, &mut recorded, desc, view, usage));
         }
+        operand += 1;
     });
     outcome?;
+    node.beside.iter().try_for_each(|(view, usage)| note(domain, &mut recorded, desc, view, *usage))?;
     node.uses = 0..u32::try_from(recorded.uses.len()).unwrap_or(u32::MAX);
     let has_collective = node.work.kind() == "collective";
     let work = match &node.work {
@@ -357,7 +390,6 @@ fn note(
     view: &BufferView,
     usage: Usage,
 ) -> Result<(), RecordError> {
-    let usage = usage_of(&desc.usages, recorded.uses.len(), usage, desc.label())?;
     let bytes = domain.bytes_of(view, desc.label())?;
     let known = recorded.global.iter().position(|global| *global == bytes.memory);
     let memory = known.unwrap_or_else(|| {

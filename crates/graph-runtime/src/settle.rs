@@ -140,6 +140,9 @@ impl Domain {
             LineKind::Lane { device, .. } => {
                 Line::lane(*device, self.devices[*device as usize].device.as_ref(), line.assigned)
             }
+            LineKind::Guest { device } => {
+                Line::guest(*device, self.devices[*device as usize].device.as_ref(), line.assigned)
+            }
             LineKind::Task => Line::task(self.devices[0].device.as_ref(), line.assigned),
         };
         line.reached = line.assigned;

@@ -2,6 +2,7 @@
 
 use std::{sync::Arc, task::Waker};
 
+use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use warpweft_core_types::{
     GraphOp, Op, OwnedOp, Queue, SemaphorePoint, Submission, SubmissionId, SubmitError,
@@ -14,6 +15,7 @@ use crate::{
     memory::{Point, Unordered},
     plan::{Plan, PlannedSegment, SegmentWork, SlotWork},
     run::{Look, Run, RunSegment, Status},
+    statistics::Counts,
     trace::Moments,
     workers::Job,
 };
@@ -82,9 +84,9 @@ impl Domain {
                 Look::Failing => return self.settle(state),
                 Look::Ended => {}
             }
-            let State { in_flight, free_tasks, lines, counts, .. } = state;
+            let State { in_flight, free_tasks, free_guests, lines, counts, .. } = state;
             if let Some(run) = in_flight.pop_front() {
-                end(&run, free_tasks, lines, counts);
+                end(&run, (free_tasks, free_guests), lines, counts);
             }
         }
     }
@@ -92,7 +94,7 @@ impl Domain {
     /// Takes all runs that have ended off the list; settles those that fail.
     pub(crate) fn forget_ended(&self, state: &mut State) {
         let mut failing = false;
-        let State { in_flight, free_tasks, lines, counts, .. } = state;
+        let State { in_flight, free_tasks, free_guests, lines, counts, .. } = state;
         in_flight.retain(|run| match self.look(run) {
             Look::UnderWay => true,
             Look::Failing => {
@@ -100,7 +102,7 @@ impl Domain {
                 true
             }
             Look::Ended => {
-                end(run, free_tasks, lines, counts);
+                end(run, (free_tasks, free_guests), lines, counts);
                 false
             }
         });
@@ -173,7 +175,7 @@ impl Domain {
                 Job::start(&self.workers, work, waits, signal, &run.cancelled);
                 state.counts.tasks += 1;
             }
-            (LineKind::Task, _) => {
+            (LineKind::Task | LineKind::Guest { .. }, _) => {
                 return Err(RunError::Submit(SubmitError::Invalid {
                     reason: "work of a device among tasks".to_owned(),
                 }));
@@ -250,18 +252,26 @@ impl State {
     }
 }
 
-/// Notes that a run has ended: its tasks' lines are free.
-fn end(run: &Run, free_tasks: &mut Vec<u32>, lines: &mut [Line], counts: &mut crate::statistics::Counts) {
+/// Notes that a run has ended: its tasks' lines are free, and those of its marks.
+fn end(
+    run: &Run,
+    (free_tasks, free_guests): (&mut Vec<u32>, &mut FxHashMap<u32, Vec<u32>>),
+    lines: &mut [Line],
+    counts: &mut Counts,
+) {
     let state = run.state();
     match state.outcome {
         Some(Ok(())) => counts.completions += 1,
         _ => counts.failures += 1,
     }
     for segment in &state.segments {
-        let line = &mut lines[segment.point.line as usize];
+        let number = segment.point.line;
+        let line = &mut lines[number as usize];
         line.reached = line.reached.max(segment.point.value);
-        if matches!(line.kind, LineKind::Task) {
-            free_tasks.push(segment.point.line);
+        match line.kind {
+            LineKind::Task => free_tasks.push(number),
+            LineKind::Guest { device } => free_guests.entry(device).or_default().push(number),
+            LineKind::Lane { .. } => {}
         }
     }
 }

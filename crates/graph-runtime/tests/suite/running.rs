@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use warpweft_core_types::{Bytes, Deadline, FillRegion};
+use warpweft_core_types::{Bytes, Deadline, FillRegion, Op, QueueDesc, Submission};
 use warpweft_graph_runtime::{
     BusyReason, CompletionError, HostTask, MemoryPlacement, NodeDesc, RunError, RuntimeConfig, Usage,
 };
@@ -230,5 +230,27 @@ fn lanes_are_submissions_of_their_own() -> Outcome {
     let prepared = graph.prepare()?;
     assert_eq!(prepared.segment_count(), 2);
     prepared.submit()?.wait(PATIENCE)?;
+    Ok(())
+}
+
+#[test]
+fn a_queue_of_the_programs_own_is_in_order_with_the_rest() -> Outcome {
+    let rig = Rig::new(1);
+    let (buffer, gate) = (rig.memory(0, 16), Gate::default());
+    let operands = [(buffer.clone(), Usage::ReadWrite)];
+    let queue = rig.devices[0].create_queue(&QueueDesc::default())?;
+    let half = buffer.slice(0..8)?;
+    rig.runtime.task(&gate.task(), &operands)?;
+    rig.runtime.fill(FillRegion::bytes(&buffer, 1))?;
+    for _ in 0..3 {
+        rig.runtime.order_queue(&queue, &operands)?;
+        let fill = Op::Fill(FillRegion::bytes(&half, 2));
+        queue.submit(&Submission { waits: &[], ops: &[fill], signals: &[] })?;
+        let passed = rig.runtime.note_queue(&queue, &operands)?;
+        rig.add(&buffer, 1, |desc| rig.runtime.run(desc))?;
+        gate.open();
+        passed.wait(PATIENCE)?;
+    }
+    assert_eq!(rig.words(&buffer), [0x0202_0203, 0x0202_0203, 0x0101_0104, 0x0101_0104]);
     Ok(())
 }

@@ -7,7 +7,10 @@ mod values;
 use std::{
     fmt::Write as _,
     io::{self, Write as _},
-    sync::atomic::{AtomicU64, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
     time::Duration,
 };
 
@@ -15,6 +18,7 @@ use warpweft_comm::{CommConfig, CommError, Communicator, EngineKind};
 use warpweft_core_types::{
     BufferView, CopyRegion, DType, Deadline, ErrorClass, Features, GraphNode, Op, PreparedGraph, ReduceOp,
 };
+use warpweft_graph_runtime::{NodeDesc, Runtime, RuntimeConfig, Usage};
 
 use self::{
     params::{Kind, Params},
@@ -60,6 +64,9 @@ pub(super) const CASES: &[Case] = &[
     Case::new("comm::sums_of_any_numbers", sums_of_any_numbers).needs(NEEDS).devices(2),
     Case::new("comm::calls_are_ordered_with_other_work", calls_are_ordered_with_other_work)
         .needs(NEEDS)
+        .devices(2),
+    Case::new("comm::calls_are_nodes_of_inferred_graphs", calls_are_nodes_of_inferred_graphs)
+        .needs(Features::GRAPHS.union(Features::HOST_VISIBLE_MEMORY))
         .devices(2),
     Case::new("comm::graphs_with_calls_are_replayed", graphs_with_calls_are_replayed)
         .needs(NEEDS.union(Features::GRAPHS))
@@ -226,6 +233,33 @@ fn graphs_with_calls_are_replayed(cx: &Context) -> Verdict {
             place.comm.replay(&graph, &place.queue)?;
         }
         place.comm.replay(&graph, &place.queue)?.wait(PATIENCE)?;
+        let expected = place.size().pow(6);
+        assert_eq!(place.download(&kept)?, expected.to_le_bytes());
+        Ok(())
+    })
+}
+
+/// Two sums and a copy behind them, whose order follows from their bytes, and that of the sums from a buffer that
+/// stands for it.
+fn calls_are_nodes_of_inferred_graphs(cx: &Context) -> Verdict {
+    each_engine(cx, 2, &CommConfig::default(), |place| {
+        let runtime = Runtime::new([Arc::clone(&place.device)], RuntimeConfig::default())?;
+        let (sum, kept) = (place.upload(&1_u32.to_le_bytes())?, place.memory(4)?);
+        let nodes = match place.comm.all_reduce(ReduceOp::Sum, DType::U32, &sum, &sum)?.nodes() {
+            Err(CommError::Unsupported { .. }) => return Ok(()),
+            nodes => nodes?,
+        };
+        let order = [(place.memory(4)?, Usage::ReadWrite)];
+        let mut graph = runtime.graph();
+        for op in nodes.iter().chain(&nodes) {
+            graph.add(NodeDesc::node(op).beside(&order))?;
+        }
+        let copy = graph.copy(&sum, &kept)?;
+        assert_eq!(graph.predecessors(copy).len(), 1);
+        let prepared = graph.prepare()?;
+        for _ in 0..3 {
+            prepared.submit_by(PATIENCE)?.wait(PATIENCE)?;
+        }
         let expected = place.size().pow(6);
         assert_eq!(place.download(&kept)?, expected.to_le_bytes());
         Ok(())

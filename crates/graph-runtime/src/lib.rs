@@ -4,8 +4,10 @@
 mod completion;
 mod config;
 mod domain;
+mod draw;
 mod error;
 mod exec;
+mod explain;
 mod failure;
 mod graph;
 mod guard;
@@ -36,6 +38,7 @@ pub use error::{
     RunError,
 };
 pub use exec::ExecutableGraph;
+pub use explain::Segment;
 pub use graph::{Graph, Hazard, Reason};
 pub use guard::{ReadGuard, WriteGuard};
 pub use hand_off::HandOff;

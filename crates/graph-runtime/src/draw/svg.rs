@@ -34,9 +34,12 @@ impl Graph {
                 None => canvas.join(*area),
             }
         }
-        // Labels come last, so that no line crosses one.
-        for (edge, route) in picture.edges.iter().zip(&layout.routes) {
-            canvas.pill(edge, route);
+        // Labels come last, so that no line crosses one, and those that matter most choose their places first.
+        for is_critical in [true, false] {
+            let ways = picture.edges.iter().zip(&layout.routes);
+            for (edge, route) in ways.filter(|(edge, _)| edge.is_critical == is_critical) {
+                canvas.pill(edge, route);
+            }
         }
         canvas.finish(width, layout.height)
     }

@@ -14,6 +14,7 @@ Examples:
   warpweft perf all_reduce               collectives, engines side by side
   warpweft topo --backend host --measure what is linked to what, and how fast
   warpweft demo --backend vulkan         the devices of any Vulkan driver
+  warpweft graph FILE.json --run         a graph without code: who waits for whom, and does it come out right
   warpweft launch -n 4 -- ./program      four processes of one job
   warpweft doctor                        what is missing, and how to get it";
 
@@ -38,6 +39,8 @@ pub(crate) enum Command {
     Doctor(Doctor),
     /// Say who is to blame for a communicator that failed.
     Flight(Flight),
+    /// Show what was inferred of a graph in a file, draw it, and run it.
+    Graph(crate::graph::GraphArgs),
     /// Start the processes of one job, watch them, and gather their output.
     Launch(crate::launch::Launch),
     /// Become one of these processes.

@@ -4,7 +4,10 @@ use std::{path::PathBuf, time::Duration};
 
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 
-use crate::perf::collective::{Kind, PerfCollective};
+use crate::perf::{
+    collective::{Kind, PerfCollective},
+    graph::PerfGraph,
+};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -54,6 +57,8 @@ pub(crate) enum Perf {
     Copy(PerfCopy),
     /// Launch of an empty kernel and wait for it.
     Launch(PerfLaunch),
+    /// Graphs of many small nodes: recording, preparing, submitting and replaying them.
+    Graph(PerfGraph),
     /// Every rank gets what all ranks' elements reduce to.
     #[command(name = "all_reduce")]
     AllReduce(PerfCollective),
@@ -83,7 +88,7 @@ impl Perf {
     /// Which collective, if it is one.
     pub(crate) const fn collective(&self) -> Option<(Kind, &PerfCollective)> {
         Some(match self {
-            Self::Copy(_) | Self::Launch(_) => return None,
+            Self::Copy(_) | Self::Launch(_) | Self::Graph(_) => return None,
             Self::AllReduce(args) => (Kind::AllReduce, args),
             Self::AllGather(args) => (Kind::AllGather, args),
             Self::ReduceScatter(args) => (Kind::ReduceScatter, args),

@@ -139,3 +139,32 @@ fn damaged_files_are_refused_or_run() {
         assert!(!said.contains("panicked"), "{turn}: {said}");
     }
 }
+
+#[test]
+fn perf_graph_prints_a_row_for_each_shape_kind_and_size() {
+    let args = ["perf", "graph", "--nodes", "8,33", "-n", "3", "-w", "1", "--devices", "2"];
+    let output = warpweft(&[&args[..], &["--json"]].concat());
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    let rows = lines(&output);
+    assert_eq!(rows.len(), 8);
+    for row in &rows {
+        let edges = match (row["shape"].as_str().unwrap(), row["nodes"].as_u64().unwrap()) {
+            ("chain", nodes) => nodes - 1,
+            // A row alone has none; the row behind it has three for each node but two at the ends.
+            (_, 8) => 0,
+            _ => 46 + 2,
+        };
+        assert_eq!(row["edges"], edges, "{row}");
+        for time in ["record", "prepare", "submit", "replay", "one_empty_node"] {
+            assert_eq!(row[time]["rounds"], 3, "{time}: {row}");
+            assert!(row[time]["p50_ns"].as_u64().unwrap() > 0, "{time}: {row}");
+        }
+        let is_kernel = row["kind"] == "kernel";
+        assert!(row["floor"]["plain"]["p50_ns"].as_u64().unwrap() > 0, "{row}");
+        assert_eq!((row["floor"]["handmade"].is_null(), row["ratio"].is_null()), (!is_kernel, !is_kernel));
+        let per_node = row["replay"]["p50_ns"].as_f64().unwrap() / row["nodes"].as_f64().unwrap();
+        assert!((row["per_node"]["replay_ns"].as_f64().unwrap() - per_node).abs() < 1e-6, "{row}");
+    }
+    let table = text(&warpweft(&args).stdout);
+    assert_eq!(table.lines().count(), 2 + 8, "{table}");
+}

@@ -31,7 +31,7 @@ pub(crate) struct Args {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Find devices, run a kernel on each, move the results between all pairs, sum them up, check every byte.
+    /// Find devices, run a kernel on each, move the results between all pairs, sum them up, run a graph over all, check every byte.
     Demo(Demo),
     /// Measure beside the raw calls of the same run.
     #[command(subcommand)]
@@ -159,6 +159,9 @@ pub(crate) struct Demo {
     /// Save what the devices did as a trace for Perfetto or Chrome's tracing page.
     #[arg(long, value_name = "FILE")]
     pub(crate) trace: Option<PathBuf>,
+    /// Save the graph of the demo in this folder, as graph.svg and as graph.dot for Graphviz.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) save_graph: Option<PathBuf>,
     /// Print one JSON object with counts of what was checked.
     #[arg(long)]
     pub(crate) json: bool,

@@ -98,7 +98,12 @@ impl DemoGraph {
         Ok(buffer)
     }
 
-    fn make_pattern(&mut self, device: &Arc<dyn Device>, memory: &BufferView, seed: u32) -> anyhow::Result<()> {
+    fn make_pattern(
+        &mut self,
+        device: &Arc<dyn Device>,
+        memory: &BufferView,
+        seed: u32,
+    ) -> anyhow::Result<()> {
         let kernel = device.load(&kernels::pattern())?.kernel("pattern")?;
         let (words, seed) = ((memory.size() / 4).to_le_bytes(), seed.to_le_bytes());
         let args = [Arg::Buffer(memory), Arg::Scalar(&words), Arg::Scalar(&seed)];

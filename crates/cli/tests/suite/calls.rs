@@ -166,7 +166,7 @@ fn a_machine_without_gpus_is_told_what_is_missing() {
 
 #[test]
 fn commands_on_gpus_that_are_not_there_end_with_code_1_and_one_message() {
-    for command in ["demo", "topo", "perf copy", "perf launch"] {
+    for command in ["demo", "topo", "perf copy", "perf launch", "perf graph"] {
         for backends in ["cuda", "host,cuda"] {
             let words: Vec<&str> = command.split(' ').chain(["--backend", backends]).collect();
             let output = without_gpus(&words);

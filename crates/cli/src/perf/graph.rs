@@ -172,13 +172,15 @@ impl Bench {
         };
         let mut handmade = || by_hand.as_ref().map_or(Ok(()), |graph| floor.run(&Op::Replay(graph)));
         let mut one = || Ok(empty.submit()?.wait(TIMEOUT)?);
+        let mut one_more = || Ok(empty.submit()?.wait(TIMEOUT)?);
+        // What ran just before decides how awake the device is, so the replay and its counterpart follow the same.
         let summaries = interleave(
             args.warmup,
             args.iterations,
-            &mut [&mut replay, &mut plain, &mut handmade, &mut one],
+            &mut [&mut plain, &mut one, &mut replay, &mut one_more, &mut handmade],
         )?;
-        let [replay, plain, handmade, one_empty_node]: [Summary; 4] =
-            summaries.try_into().map_err(|_| anyhow::anyhow!("four were measured"))?;
+        let [plain, one_empty_node, replay, _, handmade]: [Summary; 5] =
+            summaries.try_into().map_err(|_| anyhow::anyhow!("five were measured"))?;
         let submit = Summary::of(&submits[args.warmup as usize..]);
         let floor = Floor { plain, handmade: by_hand.is_some().then_some(handmade) };
         let per = |summary: &Summary| summary.p50_ns as f64 / nodes as f64;

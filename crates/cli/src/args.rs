@@ -4,7 +4,10 @@ use std::{path::PathBuf, time::Duration};
 
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 
-use crate::perf::collective::{Kind, PerfCollective};
+use crate::perf::{
+    collective::{Kind, PerfCollective},
+    graph::PerfGraph,
+};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -14,6 +17,7 @@ Examples:
   warpweft perf all_reduce               collectives, engines side by side
   warpweft topo --backend host --measure what is linked to what, and how fast
   warpweft demo --backend vulkan         the devices of any Vulkan driver
+  warpweft graph FILE.json --run         a graph without code: who waits for whom, and does it come out right
   warpweft launch -n 4 -- ./program      four processes of one job
   warpweft doctor                        what is missing, and how to get it";
 
@@ -27,7 +31,7 @@ pub(crate) struct Args {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Find devices, run a kernel on each, move the results between all pairs, sum them up, check every byte.
+    /// Find devices, run a kernel on each, move the results between all pairs, sum them up, run a graph over all, check every byte.
     Demo(Demo),
     /// Measure beside the raw calls of the same run.
     #[command(subcommand)]
@@ -38,6 +42,8 @@ pub(crate) enum Command {
     Doctor(Doctor),
     /// Say who is to blame for a communicator that failed.
     Flight(Flight),
+    /// Show what was inferred of a graph in a file, draw it, and run it.
+    Graph(crate::graph::GraphArgs),
     /// Start the processes of one job, watch them, and gather their output.
     Launch(crate::launch::Launch),
     /// Become one of these processes.
@@ -51,6 +57,8 @@ pub(crate) enum Perf {
     Copy(PerfCopy),
     /// Launch of an empty kernel and wait for it.
     Launch(PerfLaunch),
+    /// Graphs of many small nodes: recording, preparing, submitting and replaying them.
+    Graph(PerfGraph),
     /// Every rank gets what all ranks' elements reduce to.
     #[command(name = "all_reduce")]
     AllReduce(PerfCollective),
@@ -80,7 +88,7 @@ impl Perf {
     /// Which collective, if it is one.
     pub(crate) const fn collective(&self) -> Option<(Kind, &PerfCollective)> {
         Some(match self {
-            Self::Copy(_) | Self::Launch(_) => return None,
+            Self::Copy(_) | Self::Launch(_) | Self::Graph(_) => return None,
             Self::AllReduce(args) => (Kind::AllReduce, args),
             Self::AllGather(args) => (Kind::AllGather, args),
             Self::ReduceScatter(args) => (Kind::ReduceScatter, args),
@@ -151,6 +159,9 @@ pub(crate) struct Demo {
     /// Save what the devices did as a trace for Perfetto or Chrome's tracing page.
     #[arg(long, value_name = "FILE")]
     pub(crate) trace: Option<PathBuf>,
+    /// Save the graph of the demo in this folder, as graph.svg and as graph.dot for Graphviz.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) save_graph: Option<PathBuf>,
     /// Print one JSON object with counts of what was checked.
     #[arg(long)]
     pub(crate) json: bool,

@@ -1,8 +1,10 @@
 //! The demo: everything the devices do, with every byte checked.
 
+mod graph;
+
 use std::{
     collections::{BTreeMap, HashSet},
-    fs::File,
+    fs::{self, File},
     io::{BufWriter, Write as _},
     path::Path,
     process::ExitCode,
@@ -22,6 +24,7 @@ use warpweft::{
     wrappers::{FaultConfig, FaultyBackend, TracingBackend},
 };
 
+use self::graph::{DemoGraph, GraphSummary};
 use crate::{
     args::{Demo, Fault},
     kernels::{self, WORDS_PER_GROUP, pattern_word},
@@ -30,6 +33,9 @@ use crate::{
 
 /// Bytes of one word of the pattern.
 const WORD: u64 = 4;
+
+/// Bytes of each device in the graph, which is about order and not about speed.
+const LARGEST_IN_GRAPH: u64 = 1 << 20;
 
 /// What was checked.
 #[derive(Debug, Default, Serialize)]
@@ -44,7 +50,10 @@ struct Summary {
     /// What carried the sum out.
     #[serde(skip_serializing_if = "Option::is_none")]
     engine: Option<EngineKind>,
-    /// Bytes read back and compared, results of kernels, copies and the sum together.
+    /// The graph over all devices; nothing if it was not come to.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    graph: Option<GraphSummary>,
+    /// Bytes read back and compared, results of kernels, copies, the sum and the graph together.
     verified_bytes: u64,
     wrong_bytes: u64,
     seconds: f64,
@@ -57,6 +66,9 @@ struct Summary {
 pub(crate) fn run(args: &Demo) -> anyhow::Result<ExitCode> {
     // Before the work: a trace that cannot be saved is no surprise at the end.
     let trace = args.trace.as_deref().map(create_trace).transpose()?;
+    if let Some(folder) = &args.save_graph {
+        fs::create_dir_all(folder).with_context(|| format!("{} cannot be made", folder.display()))?;
+    }
     let mut summary = Summary::default();
     let outcome = traced_backends(args).and_then(|traced| {
         let outcome = check_everything(args, &traced, &mut summary);
@@ -94,6 +106,7 @@ fn check_everything(
     let results = demo.run_kernels(summary)?;
     demo.move_results(&results, summary)?;
     demo.sum_up(&results, summary)?;
+    demo.run_graph(summary)?;
     summary.seconds = started.elapsed().as_secs_f64();
     Ok(())
 }
@@ -319,6 +332,25 @@ impl Run<'_> {
         Ok((sum, comm.engine_for(CollectiveOp::AllReduce(ReduceOp::Sum), DType::U32)?))
     }
 
+    /// Runs a graph over all devices and the host, and checks what it leaves everywhere.
+    fn run_graph(&self, summary: &mut Summary) -> anyhow::Result<()> {
+        let size = self.args.size.min(LARGEST_IN_GRAPH).next_multiple_of(WORD);
+        let graph = DemoGraph::record(self.runtime.devices(), size)?;
+        if let Some(folder) = &self.args.save_graph {
+            graph.save(folder)?;
+        }
+        let (ran, results) = graph.run(self.args.timeout)?;
+        for result in &results {
+            let wrong = self.compare(&result.memory, |index| result.word(index), summary)?;
+            if wrong > 0 {
+                self.say(&format!("  {wrong} wrong bytes in {}", result.what));
+            }
+        }
+        self.say(&format!("Graph     {}", ran.text()));
+        summary.graph = Some(ran);
+        Ok(())
+    }
+
     /// Reads a buffer back and counts the bytes that are not the pattern's.
     fn verify(&self, memory: &BufferView, seed: u32, summary: &mut Summary) -> anyhow::Result<u64> {
         self.compare(memory, |index| pattern_word(seed, index), summary)
@@ -360,7 +392,12 @@ fn report(args: &Demo, summary: &Summary) -> anyhow::Result<()> {
         count(summary.devices, "device"),
         count(summary.kernels, "kernel"),
         count(summary.pairs, "pair"),
-        if summary.ranks > 0 { ", one sum" } else { "" },
+        match (summary.ranks > 0, summary.graph.is_some()) {
+            (true, true) => ", one sum, one graph",
+            (true, false) => ", one sum",
+            (false, true) => ", one graph",
+            (false, false) => "",
+        },
         Bytes(summary.verified_bytes),
         summary.seconds
     );
@@ -374,6 +411,9 @@ fn report(args: &Demo, summary: &Summary) -> anyhow::Result<()> {
             "Trace     {} (open it in ui.perfetto.dev or chrome://tracing)",
             path.display()
         ));
+    }
+    if let Some(folder) = &args.save_graph {
+        output::line(format!("Pictures  {0}/graph.svg and {0}/graph.dot", folder.display()));
     }
     Ok(())
 }

@@ -10,11 +10,13 @@ struct Sources {
 
 const QUEUED: Sources =
     Sources { ptx: include_str!("../kernels/queued.ptx"), wgsl: include_str!("../kernels/queued.wgsl") };
+const GRAPH: Sources =
+    Sources { ptx: include_str!("../kernels/graph.ptx"), wgsl: include_str!("../kernels/graph.wgsl") };
 #[cfg(any(feature = "cuda", feature = "vulkan"))]
 const RESIDENT: Sources =
     Sources { ptx: include_str!("../kernels/resident.ptx"), wgsl: include_str!("../kernels/resident.wgsl") };
 
-/// Words that one workgroup of `pattern` writes.
+/// Words that one workgroup of `pattern`, or of a kernel of a graph, takes care of.
 pub(crate) const WORDS_PER_GROUP: u32 = 4096;
 
 /// Writes words that depend on a seed and their position: into its first argument as many as the second says,
@@ -69,9 +71,78 @@ pub(crate) fn beat() -> KernelCode {
     with_sources(KernelCode::new().with_function(contract.clone(), function), contract, &RESIDENT)
 }
 
+/// Multiplies as many words as its second argument says by the third.
+pub(crate) fn scale() -> KernelCode {
+    let params = [Param::read_write(4).aligned(4), Param::scalar::<u64>(), Param::scalar::<u32>()];
+    let body = |workgroup: &Workgroup<'_>| {
+        let (words, factor) = (workgroup.slice::<u32>(0), workgroup.scalar::<u32>(2));
+        share(workgroup, 1).for_each(|word| words.set(word, words.get(word).wrapping_mul(factor)));
+    };
+    of_graphs(KernelContract::new("scale", params).with_workgroup_size([256, 1, 1]), body)
+}
+
+/// Adds as many words as its third argument says of the second to the first.
+pub(crate) fn add() -> KernelCode {
+    let params = [Param::read_write(4).aligned(4), Param::read(4).aligned(4), Param::scalar::<u64>()];
+    let body = |workgroup: &Workgroup<'_>| {
+        let (to, from) = (workgroup.slice::<u32>(0), workgroup.slice::<u32>(1));
+        share(workgroup, 2).for_each(|word| to.set(word, to.get(word).wrapping_add(from.get(word))));
+    };
+    of_graphs(KernelContract::new("add", params).with_workgroup_size([256, 1, 1]), body)
+}
+
+/// Writes to each word of the first what that word of the second and its neighbours add up to; those beyond the ends
+/// count as 0. The third says how many words there are.
+pub(crate) fn stencil() -> KernelCode {
+    let params = [Param::write(4).aligned(4), Param::read(4).aligned(4), Param::scalar::<u64>()];
+    let body = |workgroup: &Workgroup<'_>| {
+        let (to, from) = (workgroup.slice::<u32>(0), workgroup.slice::<u32>(1));
+        let count = usize::try_from(workgroup.scalar::<u64>(2)).unwrap_or(usize::MAX);
+        let at = |word: usize| if word < count { from.get(word) } else { 0 };
+        for word in share(workgroup, 2) {
+            let sides = at(word.wrapping_sub(1)).wrapping_add(at(word + 1));
+            to.set(word, at(word).wrapping_add(sides));
+        }
+    };
+    of_graphs(KernelContract::new("stencil", params).with_workgroup_size([256, 1, 1]), body)
+}
+
+/// Adds 1 to a word, and says that it is brief: the least that a node can do.
+pub(crate) fn tick() -> KernelCode {
+    let contract = KernelContract::new("tick", [Param::read_write(4).aligned(4)]).brief();
+    of_graphs(contract, |workgroup| {
+        let word = workgroup.slice::<u32>(0);
+        word.set(0, word.get(0).wrapping_add(1));
+    })
+}
+
+/// Writes to a word what three others add up to, and says that it is brief.
+pub(crate) fn blend() -> KernelCode {
+    let from = Param::read(4).aligned(4);
+    let contract = KernelContract::new("blend", [Param::write(4).aligned(4), from, from, from]).brief();
+    of_graphs(contract, |workgroup| {
+        let from = |index| workgroup.slice::<u32>(index).get(0);
+        let sum = from(1).wrapping_add(from(2)).wrapping_add(from(3));
+        workgroup.slice::<u32>(0).set(0, sum);
+    })
+}
+
+/// The words of a workgroup, of as many as argument `count` says.
+fn share(workgroup: &Workgroup<'_>, count: usize) -> std::ops::Range<usize> {
+    let count = usize::try_from(workgroup.scalar::<u64>(count)).unwrap_or(usize::MAX);
+    let share = WORDS_PER_GROUP as usize;
+    let first = (workgroup.index()[0] as usize * share).min(count);
+    first..count.min(first + share)
+}
+
 fn queued(contract: KernelContract, body: fn(&Workgroup<'_>)) -> KernelCode {
     let code = KernelCode::new().with_function(contract.clone(), HostFunction::new(body));
     with_sources(code, contract, &QUEUED)
+}
+
+fn of_graphs(contract: KernelContract, body: fn(&Workgroup<'_>)) -> KernelCode {
+    let code = KernelCode::new().with_function(contract.clone(), HostFunction::new(body));
+    with_sources(code, contract, &GRAPH)
 }
 
 /// The code with the kernel of the contract's name in two more forms.
@@ -81,8 +152,8 @@ fn with_sources(code: KernelCode, contract: KernelContract, sources: &Sources) -
     let forms = [text(CodeFormat::Ptx, sources.ptx), text(CodeFormat::Wgsl, sources.wgsl)];
     // SAFETY: the kernels beside this crate have these parameters, in order; those in CUDA C run with any workgroup
     // size, and those in WGSL state the contract's. They touch the first word of a buffer, or as many words as they are
-    // told; whoever launches them (the demo, the doctor, and `transfer::measure`) tells them the number that the views
-    // hold.
+    // told; whoever launches them (the demo, the doctor, graphs, and `transfer::measure`) tells them the number that
+    // the views hold.
     forms.into_iter().fold(code, |code, form| unsafe { code.with_foreign([contract.clone()], form) })
 }
 
@@ -96,6 +167,11 @@ mod tests {
             (pattern(), QUEUED),
             (copy_words(), QUEUED),
             (empty(), QUEUED),
+            (scale(), GRAPH),
+            (add(), GRAPH),
+            (stencil(), GRAPH),
+            (tick(), GRAPH),
+            (blend(), GRAPH),
             #[cfg(any(feature = "cuda", feature = "vulkan"))]
             (beat(), RESIDENT),
         ] {

@@ -1,8 +1,9 @@
 //! The `warpweft` command as a library, so that benchmarks measure with the same code.
 //!
 //! `warpweft demo` shows what works on this machine, `warpweft perf` measures it beside the raw calls,
-//! `warpweft topo` shows what is linked to what, `warpweft doctor` says what is missing and how to get it, and
-//! `warpweft launch` starts the processes of a job.
+//! `warpweft topo` shows what is linked to what, `warpweft doctor` says what is missing and how to get it,
+//! `warpweft graph` explains, draws and runs a graph that is written in a file, and `warpweft launch` starts the
+//! processes of a job.
 //! `warpweft --help` has examples.
 
 mod args;
@@ -14,6 +15,7 @@ mod floor;
 #[cfg(not(any(feature = "cuda", feature = "vulkan")))]
 #[path = "no_floor.rs"]
 mod floor;
+mod graph;
 mod impersonate;
 mod kernels;
 mod launch;
@@ -45,6 +47,7 @@ pub fn run_with(arguments: impl IntoIterator<Item = impl Into<OsString> + Clone>
         args::Command::Topo(topo) => topo::run(topo),
         args::Command::Doctor(doctor) => doctor::run(doctor),
         args::Command::Flight(flight) => flight::run(flight),
+        args::Command::Graph(graph) => graph::run(graph),
         args::Command::Launch(launch) => launch::run(launch),
         args::Command::Rank(rank) => launch::become_rank(rank),
     };

@@ -19,6 +19,7 @@ const TESTS: &[(&str, fn())] = &[
     ("the_demo_runs_on_three_backends", the_demo_runs_on_three_backends),
     ("links_are_measured_and_their_bytes_checked", links_are_measured),
     ("copies_and_launches_are_timed_beside_the_drivers_own", copies_and_launches),
+    ("graphs_run_and_are_timed", graphs),
 ];
 
 fn main() -> ExitCode {
@@ -197,4 +198,17 @@ fn copies_and_launches() {
         !launches.is_empty() && launches.iter().all(|row| row["ratio"].as_f64().is_some()),
         "{launches:?}"
     );
+}
+
+fn graphs() {
+    let halo = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/halo.json");
+    for backend in ["vulkan", "vulkan --copies 2", "host,vulkan --devices 1"] {
+        let report = &succeeds(&format!("graph {halo} --run --replays 3 --json --backend {backend}"))[0];
+        assert_eq!(report["run"]["wrong_bytes"], 0, "{backend}: {report}");
+    }
+    let rows = succeeds("perf graph --backend vulkan --nodes 40 -n 3 -w 1 --json");
+    assert!(!rows.is_empty(), "a row for each kind and shape");
+    for row in rows {
+        assert!(row["kind"] == "task" || row["ratio"].as_f64().unwrap() > 0.0, "{row}");
+    }
 }

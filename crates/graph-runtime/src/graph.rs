@@ -84,8 +84,10 @@ pub(crate) enum NodePlace {
 pub(crate) struct GraphMemories {
     by_buffer: FxHashMap<usize, (u32, u64)>,
     by_global: FxHashMap<u32, u32>,
-    /// A view of each, for names.
+    /// A view of each.
     pub(crate) samples: Vec<BufferView>,
+    /// By the runtime's number.
+    names: FxHashMap<u32, Box<str>>,
 }
 
 impl GraphMemories {
@@ -229,6 +231,7 @@ impl Graph {
         mut change: impl FnMut(NodeId, &Node) -> Result<Option<Work>, RecordError>,
     ) -> Result<Self, RecordError> {
         let mut graph = Self::new(&self.domain);
+        graph.memories.names.clone_from(&self.memories.names);
         for (id, node) in self.ids().zip(self.nodes()) {
             let changed = change(id, node)?;
             if let Some(work) = changed.as_ref().filter(|work| work.kind() != node.work.kind()) {
@@ -334,6 +337,29 @@ impl Graph {
         })
     }
 
+    /// Gives a buffer a name, for explanations and pictures. It is that of all buffers of the same memory.
+    ///
+    /// # Errors
+    ///
+    /// [`RecordError::UnknownDevice`] or [`RecordError::Straddles`].
+    pub fn name_buffer(&mut self, view: &BufferView, name: &str) -> Result<(), RecordError> {
+        let global = &mut Arc::make_mut(&mut self.recorded).global;
+        let (memory, _) = self.memories.find(&self.domain, global, view, name)?;
+        let number = global[memory as usize];
+        self.memories.names.insert(number, name.into());
+        Ok(())
+    }
+
+    /// The name that a buffer was given, by its position among the graph's.
+    pub fn buffer_name(&self, buffer: usize) -> Option<&str> {
+        self.memories.names.get(self.recorded.global.get(buffer)?).map(AsRef::as_ref)
+    }
+
+    /// A buffer, by its position among the graph's.
+    pub fn buffer(&self, buffer: usize) -> Option<&BufferView> {
+        self.memories.samples.get(buffer)
+    }
+
     /// The longest way through the graph, where a node takes as long as `cost` says.
     pub fn critical_path(&self, cost: impl Fn(NodeId) -> u64) -> Vec<NodeId> {
         let dag = self.dag();
@@ -345,6 +371,11 @@ impl Graph {
     /// What a node is called.
     pub fn name(&self, node: NodeId) -> Option<&str> {
         self.nodes().get(node.index()).map(Node::label)
+    }
+
+    /// What a node does: `copy`, `fill`, `launch`, `task`, and so on.
+    pub fn kind(&self, node: NodeId) -> Option<&'static str> {
+        self.nodes().get(node.index()).map(|node| node.work.kind())
     }
 
     /// The device a node runs on; none for tasks of the host.
@@ -444,7 +475,7 @@ pub struct Reason {
     pub earlier: NodeId,
     /// The node that waits for it.
     pub later: NodeId,
-    /// The buffer, by its position among the graph's, in the order in which nodes came to use them.
+    /// The buffer, by its position among the graph's, in the order in which they were first used or named.
     pub buffer: usize,
     /// Which of its bytes, the first ones that both use.
     pub range: Range<u64>,
@@ -472,7 +503,7 @@ pub enum Hazard {
 }
 
 impl Hazard {
-    const fn of(earlier: Usage, later: Usage) -> Self {
+    pub(crate) const fn of(earlier: Usage, later: Usage) -> Self {
         match (earlier.writes(), later.reads()) {
             (true, true) => Self::ReadAfterWrite,
             (true, false) => Self::WriteAfterWrite,

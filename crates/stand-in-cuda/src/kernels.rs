@@ -81,6 +81,11 @@ impl Kernel {
             "ww_busy" => kernel(&[8], busy),
             "pattern" => kernel(&[8, 8, 4], pattern),
             "copy_words" => kernel(&[8, 8, 8], copy_words),
+            "scale" => kernel(&[8, 8, 4], scale),
+            "add" => kernel(&[8, 8, 8], add),
+            "stencil" => kernel(&[8, 8, 8], stencil),
+            "tick" => kernel(&[8], tick),
+            "blend" => kernel(&[8, 8, 8, 8], blend),
             "beat" => kernel(&[SLICE, 8], beat),
             "reduce" => kernel(&[8, 4, 4, 4, 4], reduce),
             _ => None,
@@ -234,6 +239,59 @@ fn copy_words(block: &mut Block<'_>) -> Result<Step, Code> {
         let len = usize::try_from(words * 4).unwrap_or(0);
         block.memory.copy(to + first * 4, from + first * 4, len)?;
     }
+    Ok(Step::Done)
+}
+
+/// The words that a block of a graph's kernel takes care of.
+fn share(block: &Block<'_>, count: u64) -> std::ops::Range<u64> {
+    const WORDS: u64 = 4096;
+    (block.index * WORDS).min(count)..count.min((block.index + 1) * WORDS)
+}
+
+fn scale(block: &mut Block<'_>) -> Result<Step, Code> {
+    let (words, count, factor) = (block.long(0), block.long(1), block.word(2));
+    for word in share(block, count).map(|index| words + index * 4) {
+        block.memory.write(word, block.memory.read(word)?.wrapping_mul(factor))?;
+    }
+    Ok(Step::Done)
+}
+
+fn add(block: &mut Block<'_>) -> Result<Step, Code> {
+    let (to, from, count) = (block.long(0), block.long(1), block.long(2));
+    for index in share(block, count).map(|index| index * 4) {
+        let sum = block.memory.read(to + index)?.wrapping_add(block.memory.read(from + index)?);
+        block.memory.write(to + index, sum)?;
+    }
+    Ok(Step::Done)
+}
+
+fn stencil(block: &mut Block<'_>) -> Result<Step, Code> {
+    let (to, from, count) = (block.long(0), block.long(1), block.long(2));
+    for index in share(block, count) {
+        let mut sum = block.memory.read(from + index * 4)?;
+        if index > 0 {
+            sum = sum.wrapping_add(block.memory.read(from + index * 4 - 4)?);
+        }
+        if index + 1 < count {
+            sum = sum.wrapping_add(block.memory.read(from + index * 4 + 4)?);
+        }
+        block.memory.write(to + index * 4, sum)?;
+    }
+    Ok(Step::Done)
+}
+
+fn tick(block: &mut Block<'_>) -> Result<Step, Code> {
+    let word = block.long(0);
+    block.memory.write(word, block.memory.read(word)?.wrapping_add(1))?;
+    Ok(Step::Done)
+}
+
+fn blend(block: &mut Block<'_>) -> Result<Step, Code> {
+    let mut sum = 0_u32;
+    for from in 1..4 {
+        sum = sum.wrapping_add(block.memory.read(block.long(from))?);
+    }
+    block.memory.write(block.long(0), sum)?;
     Ok(Step::Done)
 }
 

@@ -57,6 +57,26 @@ pub enum Error {
     #[cfg(feature = "bootstrap")]
     #[error(transparent)]
     Group(#[from] warpweft_bootstrap::GroupError),
+    /// A node could not be recorded.
+    #[cfg(feature = "graph-runtime")]
+    #[error(transparent)]
+    Record(Box<warpweft_graph_runtime::RecordError>),
+    /// A graph could not be prepared.
+    #[cfg(feature = "graph-runtime")]
+    #[error(transparent)]
+    Prepare(Box<warpweft_graph_runtime::PrepareError>),
+    /// A graph, or a single operation of its runtime, was not taken.
+    #[cfg(feature = "graph-runtime")]
+    #[error(transparent)]
+    Run(Box<warpweft_graph_runtime::RunError>),
+    /// What a graph's runtime was given ended otherwise than well, or was not awaited to its end.
+    #[cfg(feature = "graph-runtime")]
+    #[error(transparent)]
+    Completion(#[from] warpweft_graph_runtime::CompletionError),
+    /// The host could not have bytes of a graph's runtime.
+    #[cfg(feature = "graph-runtime")]
+    #[error(transparent)]
+    Map(Box<warpweft_graph_runtime::MapError>),
     /// Submitted work failed.
     #[error("{0}")]
     Failed(Arc<Failure>),
@@ -82,6 +102,16 @@ impl Error {
             Self::Join(error) => error.class(),
             #[cfg(feature = "bootstrap")]
             Self::Group(error) => error.class(),
+            #[cfg(feature = "graph-runtime")]
+            Self::Record(error) => error.class(),
+            #[cfg(feature = "graph-runtime")]
+            Self::Prepare(error) => error.class(),
+            #[cfg(feature = "graph-runtime")]
+            Self::Run(error) => error.class(),
+            #[cfg(feature = "graph-runtime")]
+            Self::Completion(error) => error.class(),
+            #[cfg(feature = "graph-runtime")]
+            Self::Map(error) => error.class(),
             Self::Failed(failure) => failure.class(),
         }
     }
@@ -90,5 +120,37 @@ impl Error {
 impl From<Arc<Failure>> for Error {
     fn from(failure: Arc<Failure>) -> Self {
         Self::Failed(failure)
+    }
+}
+
+/// Errors of graphs say so much that this type would be large if it held them itself.
+#[cfg(feature = "graph-runtime")]
+mod boxed {
+    use warpweft_graph_runtime::{MapError, PrepareError, RecordError, RunError};
+
+    use super::Error;
+
+    impl From<RecordError> for Error {
+        fn from(error: RecordError) -> Self {
+            Self::Record(Box::new(error))
+        }
+    }
+
+    impl From<PrepareError> for Error {
+        fn from(error: PrepareError) -> Self {
+            Self::Prepare(Box::new(error))
+        }
+    }
+
+    impl From<RunError> for Error {
+        fn from(error: RunError) -> Self {
+            Self::Run(Box::new(error))
+        }
+    }
+
+    impl From<MapError> for Error {
+        fn from(error: MapError) -> Self {
+            Self::Map(Box::new(error))
+        }
     }
 }

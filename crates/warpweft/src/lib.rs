@@ -29,6 +29,7 @@
 //! - `vulkan`: devices of any Vulkan driver, `vulkan`; the loader is found and opened at run time.
 //! - `bootstrap`: processes of one job that find and watch each other, `bootstrap`.
 //! - `comm`: collectives over devices of every backend, `comm`.
+//! - `graph-runtime`: graphs whose order follows from what each operation reads and writes, `graph_runtime`.
 //! - `wrappers`: devices that inject faults, find races or record traces, `wrappers`.
 //!
 //! A feature makes a backend available; the program says which ones run, by value.
@@ -52,6 +53,9 @@ pub use warpweft_coordinator as coordinator;
 /// NVIDIA GPUs.
 #[cfg(feature = "cuda")]
 pub use warpweft_cuda as cuda;
+/// Graphs over devices of every backend, ordered by what each operation reads and writes.
+#[cfg(feature = "graph-runtime")]
+pub use warpweft_graph_runtime as graph_runtime;
 /// CPU devices, linked in any way.
 #[cfg(feature = "host")]
 pub use warpweft_host as host;

@@ -2,6 +2,7 @@
 
 pub(crate) mod collective;
 pub(crate) mod copy;
+pub(crate) mod graph;
 pub(crate) mod launch;
 
 use std::process::ExitCode;
@@ -12,6 +13,7 @@ pub(crate) fn run(perf: &Perf) -> anyhow::Result<ExitCode> {
     match perf {
         Perf::Copy(args) => copy::run(args),
         Perf::Launch(args) => launch::run(args),
+        Perf::Graph(args) => graph::run(args),
         other => match other.collective() {
             Some((kind, args)) => collective::run(kind, args),
             None => anyhow::bail!("there is no such measurement"),

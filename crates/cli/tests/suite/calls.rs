@@ -22,13 +22,15 @@ fn the_demo_counts_what_it_checked() {
         ("kernels", 4),
         ("pairs", 12),
         ("ranks", 4),
-        ("verified_bytes", 20 << 16),
+        ("verified_bytes", 25 << 16),
         ("wrong_bytes", 0),
     ] {
         assert_eq!(summary[key], value, "{key}");
     }
     assert_eq!(summary["ok"], true);
     assert_eq!(summary["routes"]["direct"], 12);
+    // Four patterns, four copies to the next, four additions, four copies to the host, and the host's sum.
+    assert_eq!((&summary["graph"]["nodes"], summary["graph"]["edges"].as_u64()), (&17.into(), Some(20)));
 }
 
 #[test]
@@ -82,6 +84,22 @@ fn the_demo_saves_a_trace() {
     assert!(names.contains(&"pattern") && names.contains(&"copy"), "{names:?}");
     let nowhere = demo(&["--trace", "/no/such/folder/trace.json"]);
     assert_eq!(nowhere.status.code(), Some(1));
+}
+
+#[test]
+fn the_demo_saves_its_graph() {
+    let folder = tempfile::tempdir().unwrap();
+    let pictures = folder.path().join("new/pictures");
+    let output = demo(&["--save-graph", pictures.to_str().unwrap(), "--devices", "3"]);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    assert!(text(&output.stdout).contains("graph.svg"), "{}", text(&output.stdout));
+    let read = |name: &str| std::fs::read_to_string(pictures.join(name)).unwrap();
+    for name in ["hand to 2", "gather 0", "add up", "pattern"] {
+        assert!(read("graph.svg").contains(name) && read("graph.dot").contains(name), "{name}");
+    }
+    let file = folder.path().join("file");
+    std::fs::write(&file, "").unwrap();
+    assert_eq!(demo(&["--save-graph", file.to_str().unwrap()]).status.code(), Some(1));
 }
 
 #[test]
@@ -148,7 +166,7 @@ fn a_machine_without_gpus_is_told_what_is_missing() {
 
 #[test]
 fn commands_on_gpus_that_are_not_there_end_with_code_1_and_one_message() {
-    for command in ["demo", "topo", "perf copy", "perf launch"] {
+    for command in ["demo", "topo", "perf copy", "perf launch", "perf graph"] {
         for backends in ["cuda", "host,cuda"] {
             let words: Vec<&str> = command.split(' ').chain(["--backend", backends]).collect();
             let output = without_gpus(&words);

@@ -3,6 +3,7 @@
 
 mod calls;
 mod collectives;
+mod graph;
 #[cfg(unix)]
 mod launch;
 #[cfg(all(target_os = "linux", feature = "cuda"))]

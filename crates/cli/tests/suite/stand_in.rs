@@ -79,6 +79,22 @@ fn the_demo_runs_on_gpus_and_host_devices_together() {
 }
 
 #[test]
+fn graphs_run_on_gpus_alone_and_beside_host_devices() {
+    let machine = Machine::new();
+    let halo = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/halo.json");
+    for backend in ["cuda", "host,cuda --devices 1", "cuda,host --devices 1"] {
+        let report =
+            &machine.succeeds(&format!("graph {halo} --run --replays 3 --json --backend {backend}"))[0];
+        assert_eq!(report["run"]["wrong_bytes"], 0, "{backend}: {report}");
+    }
+    let rows = machine.succeeds("perf graph --backend cuda --nodes 40 -n 3 -w 1 --json");
+    assert_eq!(rows.len(), 4);
+    for row in rows {
+        assert!(row["kind"] == "task" || row["ratio"].as_f64().unwrap() > 0.0, "{row}");
+    }
+}
+
+#[test]
 fn the_links_of_gpus_are_shown() {
     let machine = Machine::new();
     let report = &machine.succeeds("topo --backend cuda --json")[0];

@@ -48,10 +48,9 @@ impl Completion {
                 continue;
             }
             let Some(point) = self.run.next_point() else { continue };
-            match point.wait(deadline) {
-                Err(WaitError::Timeout { .. }) => return Err(CompletionError::Timeout),
-                // Whether it was this submission that failed is looked at above.
-                Ok(()) | Err(_) => {}
+            // Whether it was this submission that failed is looked at above.
+            if let Err(WaitError::Timeout { .. }) = point.wait(deadline) {
+                return Err(CompletionError::Timeout);
             }
         }
     }

@@ -72,7 +72,7 @@ pub enum RecordError {
         /// The node's name.
         node: String,
         /// Why.
-        source: AllocError,
+        source: Box<AllocError>,
     },
     /// A node was to be given operands that its operation cannot have.
     #[error("node {node:?}: {source}")]
@@ -80,7 +80,7 @@ pub enum RecordError {
         /// The node's name.
         node: String,
         /// What is wrong with them.
-        source: SubmitError,
+        source: Box<SubmitError>,
     },
     /// A node was to become another kind of node.
     #[error("node {node:?} is a {expected} and cannot become a {actual}")]
@@ -115,11 +115,11 @@ pub enum PrepareError {
         /// Its name.
         name: String,
         /// What the device says.
-        source: GraphError,
+        source: Box<GraphError>,
     },
     /// A device does not take a part of the graph.
     #[error("{0}")]
-    Graph(#[source] GraphError),
+    Graph(#[source] Box<GraphError>),
     /// There is no such node.
     #[error("there is no node {node}; the graph has {node_count}")]
     NoSuchNode {
@@ -151,10 +151,10 @@ pub enum RunError {
     },
     /// A device did not take the work.
     #[error("{0}")]
-    Submit(#[from] SubmitError),
+    Submit(#[source] Box<SubmitError>),
     /// A device did not make what the work needs.
     #[error("{0}")]
-    Open(#[from] OpenError),
+    Open(#[source] Box<OpenError>),
     /// The node cannot be recorded.
     #[error(transparent)]
     Record(#[from] RecordError),
@@ -163,7 +163,7 @@ pub enum RunError {
     Prepare(#[from] PrepareError),
     /// Another library's call, or its queue, was refused.
     #[error("{0}")]
-    Interop(#[from] InteropError),
+    Interop(#[source] Box<InteropError>),
 }
 
 /// What is in the way.
@@ -288,6 +288,24 @@ pub enum MapError {
     /// The runtime was not made with the memory's device.
     #[error(transparent)]
     Record(#[from] RecordError),
+}
+
+impl From<SubmitError> for RunError {
+    fn from(error: SubmitError) -> Self {
+        Self::Submit(Box::new(error))
+    }
+}
+
+impl From<OpenError> for RunError {
+    fn from(error: OpenError) -> Self {
+        Self::Open(Box::new(error))
+    }
+}
+
+impl From<InteropError> for RunError {
+    fn from(error: InteropError) -> Self {
+        Self::Interop(Box::new(error))
+    }
 }
 
 impl RecordError {

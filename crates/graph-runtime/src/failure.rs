@@ -19,7 +19,7 @@ impl Domain {
     /// A device refused a later segment of a run that has begun. What was handed over goes on; the rest never comes.
     pub(crate) fn break_off(&self, state: &mut State, run: &Run, number: usize, error: RunError) {
         let failure = Arc::new(match error {
-            RunError::Submit(error) => Failure::Submit(error),
+            RunError::Submit(error) => Failure::Submit(*error),
             error => Failure::TaskFailed { task: run.plan.name_of(number).into(), reason: error.to_string() },
         });
         let cause = self.failure_of(state, &run.plan, number, .., failure);
@@ -109,7 +109,8 @@ impl State {
 
 /// Whether the poisoned part of some bytes has been written.
 fn covers(written: &[Bytes], bytes: &Bytes, poisoned: &Range<u64>) -> bool {
-    let mut left = vec![poisoned.start.max(bytes.range.start)..poisoned.end.min(bytes.range.end)];
+    let whole = poisoned.start.max(bytes.range.start)..poisoned.end.min(bytes.range.end);
+    let mut left = Vec::from([whole]);
     for done in written.iter().filter(|done| done.memory == bytes.memory) {
         left = left.into_iter().flat_map(|range| without(range, &done.range)).collect();
     }

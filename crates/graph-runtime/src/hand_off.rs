@@ -123,14 +123,12 @@ impl Domain {
         let run = Arc::new(Run::new(state.next_run, plan, &Arc::from([SegmentWork::Mark])));
         let mut points = self.points_before(&mut state, &run, &plan.segments[0]);
         let NodePlace::Device { device, lane } = plan.segments[0].place else {
-            return Err(RunError::Submit(SubmitError::Invalid {
-                reason: "a hand-off to the host".to_owned(),
-            }));
+            return Err(RunError::from(SubmitError::Invalid { reason: "a hand-off to the host".to_owned() }));
         };
         let line = self.lane_for(&mut state, device, lane, &mut points);
         let waits = state.semaphores(&points, line);
         let LineKind::Lane { queue, .. } = &state.lines[line as usize].kind else {
-            return Err(RunError::Submit(SubmitError::Invalid { reason: "a lane that is none".to_owned() }));
+            return Err(RunError::from(SubmitError::Invalid { reason: "a lane that is none".to_owned() }));
         };
         let queue = Arc::clone(queue);
         queue.submit(&Submission { waits: &waits, ops: &[], signals: &[] })?;

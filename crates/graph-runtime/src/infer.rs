@@ -220,9 +220,9 @@ mod tests {
         let mut reaches = vec![vec![false; count]; count];
         let mut edges = vec![Vec::new(); count];
         for node in 0..count {
-            for earlier in (0..node).rev() {
+            for (earlier, number) in (0..node).zip(0_u32..).collect::<Vec<_>>().into_iter().rev() {
                 if !reaches[node][earlier] && conflict(&nodes[earlier], &nodes[node]) {
-                    edges[node].push(earlier as u32);
+                    edges[node].push(number);
                     let (before, at) = reaches.split_at_mut(node);
                     at[0][earlier] = true;
                     at[0].iter_mut().zip(&before[earlier]).for_each(|(to, from)| *to |= from);
@@ -258,8 +258,8 @@ mod tests {
         ) {
             let inference = infer(&nodes);
             let expected = oracle(&nodes);
-            for (node, expected) in expected.iter().enumerate() {
-                prop_assert_eq!(&predecessors(&inference, node as u32), expected, "node {}", node);
+            for (node, expected) in (0..).zip(&expected) {
+                prop_assert_eq!(&predecessors(&inference, node), expected, "node {}", node);
             }
         }
     }

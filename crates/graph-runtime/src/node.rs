@@ -196,7 +196,7 @@ impl Work {
         name: &str,
         moved: &impl Fn(&BufferView) -> Option<BufferView>,
     ) -> Result<Option<Self>, RecordError> {
-        let refused = |source| RecordError::Operand { node: name.to_owned(), source };
+        let refused = |source| RecordError::Operand { node: name.to_owned(), source: Box::new(source) };
         match self {
             Self::Device(op) => match op.as_ref() {
                 GraphOp::Op(op) => {

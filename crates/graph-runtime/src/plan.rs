@@ -194,9 +194,9 @@ impl Layout {
         match number {
             Some(node) => {
                 let name = self.plan.recorded.nodes[node as usize].label().to_owned();
-                PrepareError::Node { node: NodeId(node), name, source }
+                PrepareError::Node { node: NodeId(node), name, source: Box::new(source) }
             }
-            None => PrepareError::Graph(source),
+            None => PrepareError::Graph(Box::new(source)),
         }
     }
 

@@ -234,13 +234,13 @@ mod tests {
             let places: Vec<_> = dag.steps.iter().map(place).collect();
             let segments = cut(&dag, &places);
             let mut segment_of = vec![None; dag.len() as usize];
-            for (number, segment) in segments.iter().enumerate() {
+            for (number, segment) in (0_u32..).zip(&segments) {
                 prop_assert!(segment.steps.is_sorted() && !segment.steps.is_empty());
                 prop_assert!(segment.place != Place::Host || segment.steps.len() == 1);
-                prop_assert!(segment.after.iter().all(|&before| (before as usize) < number));
+                prop_assert!(segment.after.iter().all(|&before| before < number));
                 for &step in &segment.steps {
                     prop_assert_eq!(places[step as usize], segment.place);
-                    prop_assert_eq!(segment_of[step as usize].replace(number as u32), None);
+                    prop_assert_eq!(segment_of[step as usize].replace(number), None);
                 }
             }
             for position in 0..dag.len() {

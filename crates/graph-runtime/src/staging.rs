@@ -42,7 +42,7 @@ pub(crate) fn hops(domain: &Domain, name: &str, region: CopyRegion<'_>) -> Resul
         |view: &BufferView| RecordError::UnknownDevice { node: name.to_owned(), device: view.device() };
     let reader = position(src).ok_or_else(|| unknown(src))?;
     let writer = position(dst).ok_or_else(|| unknown(dst))?;
-    let staging = |source| RecordError::Staging { node: name.to_owned(), source };
+    let staging = |source| RecordError::Staging { node: name.to_owned(), source: Box::new(source) };
     let mut hops = Vec::new();
     let near = if src.buffer().kind().is_host_visible() {
         src.clone()

@@ -165,7 +165,7 @@ impl Domain {
                 let taken = give(queue.as_ref(), work, &waits, signal);
                 taken.map_err(|error| match error {
                     SubmitError::QueueFull { .. } => RunError::Busy { reason: BusyReason::Queue { device } },
-                    error => RunError::Submit(error),
+                    error => error.into(),
                 })?;
                 state.counts.segments += 1;
             }
@@ -176,7 +176,7 @@ impl Domain {
                 state.counts.tasks += 1;
             }
             (LineKind::Task | LineKind::Guest { .. }, _) => {
-                return Err(RunError::Submit(SubmitError::Invalid {
+                return Err(RunError::from(SubmitError::Invalid {
                     reason: "work of a device among tasks".to_owned(),
                 }));
             }

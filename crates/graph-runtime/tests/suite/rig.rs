@@ -10,7 +10,7 @@ use std::{
 
 use warpweft_core_types::{
     Arg, Backend as _, BufferView, Device, Features, HostFunction, Kernel, KernelCode, KernelContract,
-    Launch, Param,
+    Launch, Param, Workgroup,
 };
 use warpweft_graph_runtime::{HostTask, MemoryPlacement, NodeDesc, Runtime, RuntimeConfig};
 use warpweft_host::HostBackend;
@@ -109,7 +109,7 @@ impl Kernels {
                     (0..words.len()).for_each(|at| words.set(at, words.get(at).wrapping_add(number)));
                 }),
             )
-            .with_function(fail, HostFunction::new(|_| panic!("as it was told")))
+            .with_function(fail, HostFunction::new(fails))
             .with_function(
                 copy,
                 HostFunction::new(|workgroup| {
@@ -161,4 +161,9 @@ impl Gate {
             waiting = self.0.changed.wait_timeout(waiting, step).expect("nobody panics with it").0;
         }
     }
+}
+
+#[expect(clippy::panic, reason = "what tests of failures want of a kernel")]
+fn fails(_workgroup: &Workgroup<'_>) {
+    panic!("as it was told");
 }

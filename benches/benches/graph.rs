@@ -14,7 +14,7 @@ use std::{
 
 use warpweft_core_types::{
     Arg, Backend as _, BufferDesc, BufferView, Device, Features, HostFunction, Kernel, KernelCode,
-    KernelContract, Launch, Param,
+    KernelContract, Launch, Op, Param, QueueDesc, SemaphorePoint, Submission,
 };
 use warpweft_graph_runtime::{Graph, HostTask, Runtime, RuntimeConfig, Usage};
 use warpweft_host::HostBackend;

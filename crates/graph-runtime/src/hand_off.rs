@@ -19,7 +19,7 @@ use crate::{
     infer::Use,
     memory::{Bytes, LeaseKind, Point},
     node::{OwnedTask, Work},
-    plan::{Plan, PlannedSegment, SegmentWork, merged},
+    plan::{Plan, PlannedSegment, SegmentWork},
     run::{Run, RunSegment, Status},
     task::HostTask,
     usage::Usage,
@@ -106,7 +106,7 @@ impl Domain {
         let uses = 0..u32::try_from(recorded.uses.len()).unwrap_or(u32::MAX);
         let beside = Box::default();
         recorded.nodes.push(Node { work, name: Some(NAME.into()), place, uses, beside });
-        let uses = merged(recorded.bytes_of(0).collect());
+        let uses = recorded.bytes_of(0).collect();
         let segment = PlannedSegment { place, after: Vec::new(), uses, nodes: [0].into_iter().collect() };
         Ok(Plan {
             recorded: Arc::new(recorded),

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use warpweft_core_types::{
     BufferDesc, BufferView, Device, DeviceClock, GraphError, GraphNode, GraphOp, Op, PreparedGraph,
@@ -292,7 +293,7 @@ fn planned(recorded: &Recorded, dag: &Dag, segment: segment::Segment) -> Planned
     };
     let nodes: SmallVec<[u32; 2]> =
         segment.steps.iter().filter_map(|&step| dag.steps[step as usize]).collect();
-    let uses = merged(nodes.iter().flat_map(|&node| recorded.bytes_of(node)).collect());
+    let uses = merged(nodes.iter().flat_map(|&node| recorded.bytes_of(node)));
     PlannedSegment { place, after: segment.after, uses, nodes }
 }
 
@@ -321,15 +322,20 @@ fn places(recorded: &Recorded, dag: &Dag) -> Vec<Place> {
 }
 
 /// Each range once: what is only written stays so, and every other mixture reads and writes.
-pub(crate) fn merged(mut uses: Vec<(Bytes, Usage)>) -> Uses {
-    uses.sort_unstable_by_key(|(bytes, _)| (bytes.memory, bytes.range.start, bytes.range.end));
-    let mut merged = Uses::new();
+fn merged(uses: impl Iterator<Item = (Bytes, Usage)>) -> Uses {
+    // Most often there are few ranges and many uses of each.
+    let mut known: FxHashMap<(u32, u64, u64), Usage> = FxHashMap::default();
     for (bytes, usage) in uses {
+        let entry = known.entry((bytes.memory, bytes.range.start, bytes.range.end));
+        entry.and_modify(|known| *known = both(*known, usage)).or_insert(usage);
+    }
+    let mut sorted: Vec<_> = known.into_iter().collect();
+    sorted.sort_unstable_by_key(|(range, _)| *range);
+    let mut merged = Uses::new();
+    for ((memory, start, end), usage) in sorted {
+        let bytes = Bytes { memory, range: start..end };
         match merged.last_mut() {
-            // The same bytes, or bytes that go on where others end and are used alike, as in a row of tiles.
-            Some((last, known)) if last.memory == bytes.memory && last.range == bytes.range => {
-                *known = both(*known, usage);
-            }
+            // Bytes that go on where others end and are used alike, as in a row of tiles.
             Some((last, known))
                 if last.memory == bytes.memory && last.range.end == bytes.range.start && *known == usage =>
             {

@@ -18,7 +18,7 @@ use crate::{
     hand_off::HandOff,
     infer::Use,
     node::{NodeDesc, Work, WorkDesc, own, usage_of},
-    plan::{Plan, PlannedSegment, SegmentWork, merged},
+    plan::{Plan, PlannedSegment, SegmentWork},
     statistics::Statistics,
     sync::MutexGuard,
     task::HostTask,
@@ -375,7 +375,7 @@ fn single(
         Work::Task(task) => SegmentWork::Task(task.clone()),
     };
     recorded.nodes.push(node);
-    let uses = merged(recorded.bytes_of(0).collect());
+    let uses = recorded.bytes_of(0).collect();
     let segment = PlannedSegment { place, after: Vec::new(), uses, nodes: [0].into_iter().collect() };
     let plan =
         Plan { recorded: Arc::new(recorded), segments: vec![segment], has_collective, after: Vec::new() };

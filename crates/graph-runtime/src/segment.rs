@@ -33,6 +33,12 @@ const MAX_PARTS: usize = 8;
 /// `depth` does not fall and `height` does not rise, and across a cut `depth - height` rises. So segments of equal
 /// `(place, depth, height)` never wait for each other in a circle.
 pub(crate) fn cut(dag: &Dag, place_of: &[Place]) -> Vec<Segment> {
+    if let Some(&place @ Place::Lane { .. }) = place_of.first()
+        && place_of.iter().all(|other| *other == place)
+    {
+        // Nothing crosses.
+        return vec![Segment { place, steps: (0..dag.len()).collect(), after: Vec::new() }];
+    }
     let keys = keys(dag, place_of);
     let mut parts = Parts::new(keys.len());
     for position in 0..dag.len() {

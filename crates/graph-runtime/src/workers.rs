@@ -240,9 +240,9 @@ impl Job {
     /// Puts it in the queue if its turn has come, or never will: whoever runs it finds out which. Nothing is done on
     /// the stack of whoever wakes it, who may be deep in a chain of such.
     fn look(self: &Arc<Self>) {
-        let mut unmet = self.waits.iter().filter(|point| matches!(point.poll(), Ok(false)));
-        let failed = || self.waits.iter().any(|point| point.poll().is_err());
-        if unmet.next().is_some() && !failed() {
+        let unmet = |point: &SemaphorePoint| point.semaphore.value() < point.value;
+        let failed = |point: &SemaphorePoint| point.poll().is_err();
+        if self.waits.iter().any(unmet) && !self.waits.iter().any(failed) {
             return;
         }
         // Acquire and release: whoever takes it sees what made it ready.

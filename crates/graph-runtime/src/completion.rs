@@ -78,7 +78,7 @@ impl Completion {
         self.run.cancel();
     }
 
-    /// Calls `callback` once it has ended, on a thread of a device's or of the runtime, or at once. It must not block.
+    /// Calls `callback` once it has ended, on a thread for tasks of the host, or at once. It must not block.
     pub fn on_complete(&self, callback: impl FnOnce(Result<(), CompletionError>) + Send + 'static) {
         let callback: Box<Callback> = Box::new(callback);
         Arc::new(Watch { completion: self.clone(), callback: Mutex::new(Some(callback)) }).look();
@@ -144,7 +144,7 @@ impl Drop for Completed {
 
 type Callback = dyn FnOnce(Result<(), CompletionError>) + Send;
 
-/// Waits for a completion from one point to the next, on the threads of whoever raises them.
+/// Waits for a completion from one point to the next.
 struct Watch {
     completion: Completion,
     callback: Mutex<Option<Box<Callback>>>,
@@ -168,7 +168,9 @@ impl Watch {
 }
 
 impl Wake for Watch {
+    /// Whoever wakes may hold the lock of the domain, or be a device's own thread, so looking is left to a worker.
     fn wake(self: Arc<Self>) {
-        self.look();
+        let workers = Arc::clone(&self.completion.domain.workers);
+        workers.call(move || self.look());
     }
 }

@@ -55,6 +55,10 @@ impl Domain {
 
     pub(crate) fn admit(&self, state: &mut State, plan: &Plan) -> Result<(), RunError> {
         self.forget_oldest(state);
+        if state.in_flight.is_empty() {
+            // Nobody is left who waits for points that were lost.
+            state.lost.clear();
+        }
         if state.in_flight.len() >= self.config.max_submissions {
             self.forget_ended(state);
         }

@@ -13,7 +13,8 @@ type Body = dyn Fn(&TaskContext<'_>) -> Result<(), TaskError> + Send + Sync;
 
 /// A function for a processor of the host.
 ///
-/// It may be called from any thread, and again for every replay; what it panics with is the node's failure.
+/// It may be called from any thread, and again for every replay; what it panics with is the node's failure. One that
+/// waits holds a worker meanwhile: enough of those, waiting for other tasks, wait until their deadlines.
 #[derive(Clone)]
 pub struct HostTask {
     body: Arc<Body>,

@@ -4,6 +4,7 @@
 use std::time::Duration;
 use std::{
     collections::VecDeque,
+    fmt,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::Arc,
     task::{Wake, Waker},
@@ -36,7 +37,7 @@ pub(crate) struct Workers {
 
 #[derive(Debug, Default)]
 struct Queue {
-    ready: VecDeque<Arc<Job>>,
+    ready: VecDeque<Ready>,
     threads: usize,
     /// Of those, how many run a job, and how many sleep. The rest look for one.
     busy: usize,
@@ -44,6 +45,34 @@ struct Queue {
     /// Jobs that were made and have not ended: threads stay for them.
     open: usize,
     closing: bool,
+}
+
+/// What a thread may run now.
+enum Ready {
+    Job(Arc<Job>),
+    /// Something to look at, away from the stack of whoever came to know of it.
+    Call(Box<dyn FnOnce() + Send>),
+}
+
+impl Ready {
+    fn run(self, workers: &Workers) {
+        match self {
+            Self::Job(job) => job.run(),
+            Self::Call(call) => {
+                call();
+                workers.job_ended();
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Ready {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Job(job) => job.fmt(f),
+            Self::Call(_) => f.write_str("Call"),
+        }
+    }
 }
 
 /// One run of a task.
@@ -71,9 +100,15 @@ impl Workers {
         Arc::new(Self { limit, queue: Mutex::default(), ready: AtomicUsize::new(0), changed: Condvar::new() })
     }
 
-    fn push(self: &Arc<Self>, job: Arc<Job>) {
+    /// Has a thread call something. It must not block.
+    pub(crate) fn call(self: &Arc<Self>, call: impl FnOnce() + Send + 'static) {
+        self.lock().open += 1;
+        self.push(Ready::Call(Box::new(call)));
+    }
+
+    fn push(self: &Arc<Self>, work: Ready) {
         let mut queue = self.lock();
-        queue.ready.push_back(job);
+        queue.ready.push_back(work);
         // Relaxed: who sees it takes the lock before it does anything.
         self.ready.fetch_add(1, Ordering::Relaxed);
         self.rouse(queue);
@@ -107,26 +142,30 @@ impl Workers {
         let nobody = queue.threads == 0;
         drop(queue);
         // Nobody else would ever run them.
-        while nobody && self.help(|_| true) {}
+        while let Some(work) = nobody.then(|| self.lock().ready.pop_front()).flatten() {
+            self.ready.fetch_sub(1, Ordering::Relaxed);
+            work.run(self);
+        }
     }
 
     fn serve(self: &Arc<Self>) {
-        while let Some(job) = self.next() {
-            job.run();
+        while let Some(work) = self.next() {
+            work.run(self);
             self.lock().busy -= 1;
         }
     }
 
     /// The next job, or nothing when there will be none.
-    fn next(self: &Arc<Self>) -> Option<Arc<Job>> {
+    fn next(self: &Arc<Self>) -> Option<Ready> {
         let mut spun = false;
         let mut queue = self.lock();
         loop {
-            if let Some(job) = self.pop(&mut queue, |_| true) {
+            if let Some(work) = queue.ready.pop_front() {
+                self.ready.fetch_sub(1, Ordering::Relaxed);
                 queue.busy += 1;
                 // What is left may be for somebody else.
                 self.rouse(queue);
-                return Some(job);
+                return Some(work);
             }
             if queue.closing && queue.open == 0 {
                 queue.threads -= 1;
@@ -162,8 +201,9 @@ impl Workers {
     }
 
     fn pop(&self, queue: &mut Queue, suits: impl Fn(&Job) -> bool) -> Option<Arc<Job>> {
-        let position = queue.ready.iter().position(|job| suits(job))?;
-        let job = queue.ready.remove(position)?;
+        let is_it = |work: &Ready| matches!(work, Ready::Job(job) if suits(job));
+        let position = queue.ready.iter().position(is_it)?;
+        let Some(Ready::Job(job)) = queue.ready.remove(position) else { return None };
         self.ready.fetch_sub(1, Ordering::Relaxed);
         Some(job)
     }
@@ -248,7 +288,7 @@ impl Job {
         // Acquire and release: whoever takes it sees what made it ready.
         let ours = self.stage.compare_exchange(WAITING, READY, Ordering::AcqRel, Ordering::Relaxed);
         if ours.is_ok() {
-            self.workers.push(Arc::clone(self));
+            self.workers.push(Ready::Job(Arc::clone(self)));
         }
     }
 

@@ -177,8 +177,9 @@ fn run_leg(leg: &Leg, number: u32, machine: &Machine, out: &Path) -> Result<Outc
     let limit = Duration::from_secs(leg.limit_seconds.into());
     let mut call = call(leg)?;
     // The last line is to be the reason.
-    // What a leg saves beside what it prints goes there too.
-    call.env("OUT", out).envs(leg.variables.iter().copied());
+    // What a leg saves beside what it prints goes there too. What somebody has set already stays.
+    let unset = leg.variables.iter().filter(|(name, _)| std::env::var_os(name).is_none());
+    call.env("OUT", out).envs(unset.copied());
     call.env("RUST_BACKTRACE", "0").stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
     let ended = process::run_group(&mut call, limit)?;
     let seconds = started.elapsed().as_secs_f64();

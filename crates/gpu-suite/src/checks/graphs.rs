@@ -8,6 +8,7 @@ use std::{
         atomic::{AtomicBool, Ordering},
     },
     thread,
+    time::Duration,
 };
 
 use anyhow::{Context as _, Result, ensure};
@@ -211,6 +212,7 @@ fn add_step(stage: &Stage<'_>, graph: &mut Graph, word: &BufferView, digit: u32)
 /// Each submission steps a word of its own that the caller gives away at once, and copies it to its place.
 pub(super) fn exchanged(rig: &Rig) -> Result<()> {
     const ROUNDS: u32 = 1000;
+    const LAUNCH_NS: u64 = 500_000;
     let stage = Stage::new(rig)?;
     let places = stage.memory(4 * u64::from(ROUNDS))?;
     let place = |round: u32| places.slice(4 * u64::from(round)..4 * u64::from(round) + 4);
@@ -223,7 +225,7 @@ pub(super) fn exchanged(rig: &Rig) -> Result<()> {
     let mut under_way: Vec<(Weak<dyn DeviceBuffer>, Completion)> = Vec::new();
     for round in 0..ROUNDS {
         let (word, place) = (stage.memory(4)?, place(round)?);
-        let (digit, ns) = ((round + 1).to_le_bytes(), 20_000_u64.to_le_bytes());
+        let (digit, ns) = ((round + 1).to_le_bytes(), LAUNCH_NS.to_le_bytes());
         let args = [Arg::Buffer(&word), Arg::Scalar(&digit), Arg::Scalar(&ns)];
         let launch = Launch::new(&stage.linger, [1, 1, 1], &args)?;
         graph
@@ -231,9 +233,13 @@ pub(super) fn exchanged(rig: &Rig) -> Result<()> {
         under_way.push((Arc::downgrade(word.buffer()), graph.submit_by(LIMIT)?));
         drop(word);
         for (memory, completion) in &under_way {
-            // In this order: what has not ended afterwards had not ended before.
+            // In this order: what has not ended afterwards had not ended before. A device that lets go of memory may
+            // tell of the end a little later.
             let is_alive = memory.strong_count() > 0;
-            ensure!(is_alive || completion.is_complete(), "memory went before its launch, round {round}");
+            ensure!(
+                is_alive || completion.wait(Duration::from_nanos(LAUNCH_NS / 5)).is_ok(),
+                "memory went before its launch had ended, round {round}"
+            );
         }
         under_way.retain(|(_, completion)| !completion.is_complete());
     }

@@ -74,7 +74,7 @@ fn all(wish: &Wish<'_>) -> Vec<Leg> {
         leg("discovery", 60, "bench discovery"),
         leg("submission", 180, "bench submission"),
         leg("graphs", 120, "graphs"),
-        leg("graphs beside the driver's", 170, "bench graph"),
+        leg("graphs beside raw ones", 170, "bench graph"),
         leg("residents", 180, "bench resident"),
         leg("round trip", 60, "bench round-trip"),
         Leg { devices: 2, ..leg("pairs", 120, "bench pairs") },
@@ -189,10 +189,7 @@ mod tests {
         let names = ["graph".to_owned()];
         let legs = wanted(&Wish { names: &names, ..Wish::default() });
         let names: Vec<&str> = legs.iter().map(|leg| leg.name).collect();
-        assert_eq!(
-            names,
-            ["graphs", "graphs beside the driver's", "random graphs", "random graphs on Vulkan"]
-        );
+        assert_eq!(names, ["graphs", "graphs beside raw ones", "random graphs", "random graphs on Vulkan"]);
         assert_eq!(legs[2].args, words("conformance --only cuda --require cuda,1 graph_runtime::"));
         assert_eq!(legs[3].variables, [("WARPWEFT_RANDOM_GRAPHS", "10000")]);
     }

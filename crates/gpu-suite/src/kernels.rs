@@ -13,6 +13,15 @@ use warpweft_core_types::{
 /// All kernels but `second`, as PTX: a machine with a driver alone runs them.
 pub(crate) const PTX: &str = include_str!("../kernels/suite.ptx");
 
+/// Kernels of graphs, as PTX.
+pub(crate) const GRAPH_PTX: &str = include_str!("../kernels/graph.ptx");
+
+/// Bytes of a chunk of `work`, and its workgroups.
+pub(crate) const CHUNK_BYTES: u64 = 8 << 20;
+pub(crate) const CHUNK_WORKGROUPS: u32 = 2048;
+/// Threads of each.
+pub(crate) const CHUNK_THREADS: u32 = 256;
+
 /// Kernels for Vulkan devices.
 const WGSL: &str = include_str!("../kernels/vulkan.wgsl");
 
@@ -48,6 +57,28 @@ pub(crate) fn contracts() -> Vec<KernelContract> {
         KernelContract::new("brief", [Param::read_write(4)]).resident(),
         KernelContract::new("stray", [Param::write(4), Param::scalar::<u64>()]),
     ]
+}
+
+/// The kernels of graphs, which a device without the others can load.
+pub(crate) fn graph() -> KernelCode {
+    foreign(graph_contracts(), ptx(GRAPH_PTX))
+}
+
+fn graph_contracts() -> Vec<KernelContract> {
+    let (word, read) = (|| Param::read_write(4), || Param::read(4));
+    vec![
+        KernelContract::new("visit", [Param::write(4), read()]),
+        KernelContract::new("stencil", [Param::write(4), read(), read(), read()]),
+        KernelContract::new("step", [word(), Param::scalar::<u32>()]),
+        KernelContract::new("linger", [word(), Param::scalar::<u32>(), Param::scalar::<u64>()]),
+        KernelContract::new("work", [Param::read_write(CHUNK_BYTES), Param::scalar::<u32>()])
+            .with_workgroup_size([CHUNK_THREADS, 1, 1]),
+    ]
+}
+
+/// What `work` makes of a word.
+pub(crate) fn worked(word: u32, rounds: u32) -> u32 {
+    (0..rounds).fold(word, |word, _| (word ^ (word >> 7)).wrapping_mul(1_664_525).wrapping_add(1_013_904_223))
 }
 
 /// A kernel that runs with 128 threads at most.
@@ -134,6 +165,9 @@ mod tests {
     fn every_kernel_is_in_the_compiled_code() {
         for contract in contracts().into_iter().chain([narrow(), hungry()]) {
             assert!(PTX.contains(&format!(".visible .entry {}(", contract.name)), "{}", contract.name);
+        }
+        for contract in graph_contracts() {
+            assert!(GRAPH_PTX.contains(&format!(".visible .entry {}(", contract.name)), "{}", contract.name);
         }
     }
 

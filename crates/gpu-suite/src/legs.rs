@@ -7,6 +7,8 @@ pub(crate) struct Leg {
     /// The program around this one, if there is one, with its arguments.
     pub(crate) under: Vec<String>,
     pub(crate) args: Vec<String>,
+    /// Variables of its environment.
+    pub(crate) variables: Vec<(&'static str, &'static str)>,
     /// A hang must not hold a machine.
     pub(crate) limit_seconds: u32,
     /// Devices that it needs, and of which backend.
@@ -71,11 +73,16 @@ fn all(wish: &Wish<'_>) -> Vec<Leg> {
         Leg { devices: 2, ..leg("kill", 240, "kill --rounds 50") },
         leg("discovery", 60, "bench discovery"),
         leg("submission", 180, "bench submission"),
+        leg("graphs", 120, "graphs"),
+        leg("graphs beside raw ones", 170, "bench graph"),
         leg("residents", 180, "bench resident"),
         leg("round trip", 60, "bench round-trip"),
         Leg { devices: 2, ..leg("pairs", 120, "bench pairs") },
     ];
     legs.extend(vulkan(wish));
+    if !wish.names.is_empty() {
+        legs.extend(random_graphs(wish));
+    }
     if wish.memcheck {
         legs.push(Leg {
             under: words("compute-sanitizer --tool memcheck --report-api-errors no --error-exitcode 9"),
@@ -98,6 +105,19 @@ fn vulkan(wish: &Wish<'_>) -> [Leg; 5] {
     legs.map(|leg| Leg { backend: "vulkan", ..leg })
 }
 
+/// Far more random graphs than the suite runs by itself, which takes minutes, so only where somebody asks for it.
+fn random_graphs(wish: &Wish<'_>) -> [Leg; 2] {
+    let of = |backend: &str| {
+        let filter = Some("graph_runtime::");
+        conformance(&Wish { required: wish.required, filter, ..Wish::default() }, backend)
+    };
+    let many = |name| Leg { variables: vec![("WARPWEFT_RANDOM_GRAPHS", "10000")], ..leg(name, 580, "") };
+    [
+        Leg { args: of("cuda"), ..many("random graphs") },
+        Leg { args: of("vulkan"), backend: "vulkan", ..many("random graphs on Vulkan") },
+    ]
+}
+
 /// The suite on one backend, which has to find as many of its devices as are required, and one at least.
 fn conformance(wish: &Wish<'_>, backend: &str) -> Vec<String> {
     let mut required: Vec<_> =
@@ -118,8 +138,8 @@ fn is_of(required: &str, backend: &str) -> bool {
 }
 
 fn leg(name: &'static str, limit_seconds: u32, call: &str) -> Leg {
-    let (under, args) = (Vec::new(), words(call));
-    Leg { name, under, args, limit_seconds, backend: "cuda", devices: 1, is_asked_for: false }
+    let (under, args, variables) = (Vec::new(), words(call), Vec::new());
+    Leg { name, under, args, variables, limit_seconds, backend: "cuda", devices: 1, is_asked_for: false }
 }
 
 fn words(line: &str) -> Vec<String> {
@@ -165,9 +185,20 @@ mod tests {
     }
 
     #[test]
+    fn graphs_come_with_many_random_ones() {
+        let names = ["graph".to_owned()];
+        let legs = wanted(&Wish { names: &names, ..Wish::default() });
+        let names: Vec<&str> = legs.iter().map(|leg| leg.name).collect();
+        assert_eq!(names, ["graphs", "graphs beside raw ones", "random graphs", "random graphs on Vulkan"]);
+        assert_eq!(legs[2].args, words("conformance --only cuda --require cuda,1 graph_runtime::"));
+        assert_eq!(legs[3].variables, [("WARPWEFT_RANDOM_GRAPHS", "10000")]);
+    }
+
+    #[test]
     fn the_commands_of_legs_are_understood() {
         use clap::Parser as _;
-        for leg in wanted(&Wish { memcheck: true, ..Wish::default() }) {
+        let all = ["".to_owned()];
+        for leg in wanted(&Wish { memcheck: true, names: &all, ..Wish::default() }) {
             let call = ["gpu-suite".to_owned()].into_iter().chain(leg.args.iter().cloned());
             assert!(crate::Args::try_parse_from(call).is_ok(), "{:?}", leg.args);
         }

@@ -62,12 +62,17 @@ enum Command {
     },
     /// Ranks that are processes, killed in the middle of collectives, and how the others go on.
     Kill(kill::Options),
+    /// Graphs over devices: work of other libraries in between, and operands that are exchanged.
+    Graphs,
     /// What becomes of devices and processes when something goes wrong for good.
     Fault,
     /// Measures beside the driver's own calls.
     Bench {
         /// What to measure.
         part: bench::Part,
+        /// Few rounds and small sizes, to see that it works (graphs alone).
+        #[arg(long)]
+        quick: bool,
     },
     /// Plays the other process of a check.
     #[command(hide = true)]
@@ -110,7 +115,8 @@ fn main() -> ExitCode {
         Command::Kill(options) => rig::bounded_by(kill::LONGEST, || kill::run(&options)),
         Command::KillRank(place) => rig::bounded_by(kill::LONGEST, || kill::play(&place)),
         Command::Fault => rig::bounded(|| checks::fault(&rig::Rig::open()?)),
-        Command::Bench { part } => rig::bounded(|| bench::run(part)),
+        Command::Graphs => rig::bounded(checks::graphs),
+        Command::Bench { part, quick } => rig::bounded(|| bench::run(part, quick)),
         Command::Child { role } => rig::bounded(|| child::play(&role)),
         Command::Warpweft(args) => warpweft_cli::run_with(std::iter::once(program()).chain(args)),
     };

@@ -44,10 +44,15 @@ pub(crate) struct Bench {
 
 impl Rig {
     pub(crate) fn open() -> Result<Self> {
+        Self::with(&kernels::code(kernels::contracts()))
+    }
+
+    /// With other kernels.
+    pub(crate) fn with(code: &KernelCode) -> Result<Self> {
         let backend = CudaBackend::new()?;
         let devices = (0..)
             .zip(backend.devices()?)
-            .map(|(ordinal, _)| Bench::open(backend.open(ordinal, Features::RESIDENT_KERNELS)?));
+            .map(|(ordinal, _)| Bench::with(backend.open(ordinal, Features::RESIDENT_KERNELS)?, code));
         let devices = devices.collect::<Result<_>>()?;
         Ok(Self { backend, devices })
     }

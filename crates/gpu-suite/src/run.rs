@@ -29,6 +29,7 @@ Examples:
   run.sh --require cuda,2 --out results
   run.sh --leg conformance --filter resident::
   run.sh --require vulkan,1 --leg vulkan
+  run.sh --leg graph
   run.sh --memcheck --leg memcheck")]
 pub(crate) struct Options {
     /// Devices that have to be there; may be repeated.
@@ -176,6 +177,9 @@ fn run_leg(leg: &Leg, number: u32, machine: &Machine, out: &Path) -> Result<Outc
     let limit = Duration::from_secs(leg.limit_seconds.into());
     let mut call = call(leg)?;
     // The last line is to be the reason.
+    // What a leg saves beside what it prints goes there too. What somebody has set already stays.
+    let unset = leg.variables.iter().filter(|(name, _)| std::env::var_os(name).is_none());
+    call.env("OUT", out).envs(unset.copied());
     call.env("RUST_BACKTRACE", "0").stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
     let ended = process::run_group(&mut call, limit)?;
     let seconds = started.elapsed().as_secs_f64();
@@ -222,8 +226,10 @@ fn not_run(leg: &Leg, result: Verdict, reason: &str) -> Outcome {
 }
 
 fn shown(leg: &Leg) -> String {
+    let variables = leg.variables.iter().map(|(name, value)| format!("{name}={value}"));
     let words = leg.under.iter().map(String::as_str).chain(["gpu-suite"]);
-    words.chain(leg.args.iter().map(String::as_str)).collect::<Vec<_>>().join(" ")
+    let words = words.chain(leg.args.iter().map(String::as_str)).map(String::from);
+    variables.chain(words).collect::<Vec<_>>().join(" ")
 }
 
 fn is_on_path(program: &str) -> bool {
@@ -252,6 +258,7 @@ mod tests {
             name: "a leg",
             under: under.iter().map(|&word| word.into()).collect(),
             args: vec!["--help".into()],
+            variables: Vec::new(),
             limit_seconds: 60,
             backend: "cuda",
             devices,
@@ -289,6 +296,8 @@ mod tests {
     fn calls_are_shown_as_they_are_typed() {
         assert_eq!(shown(&leg(1, &["sanitizer", "--tool"], false)), "sanitizer --tool gpu-suite --help");
         assert_eq!(shown(&leg(1, &[], false)), "gpu-suite --help");
+        let with_variable = Leg { variables: vec![("GRAPHS", "9")], ..leg(1, &[], false) };
+        assert_eq!(shown(&with_variable), "GRAPHS=9 gpu-suite --help");
     }
 
     #[test]

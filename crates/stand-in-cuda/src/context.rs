@@ -218,6 +218,20 @@ exports! {
         Ok(())
     }
 
+    /// Without a context there is none afterwards.
+    fn cuCtxSetCurrent(val context: Raw) {
+        let machine = running()?;
+        let known = match context.is_null() {
+            true => None,
+            false => Some(machine.contexts.get(context).map_err(|_| Code::INVALID_CONTEXT)?),
+        };
+        STACK.with_borrow_mut(|stack| {
+            stack.pop();
+            stack.extend(known.map(|known| (context.addr(), known)));
+        });
+        Ok(())
+    }
+
     fn cuCtxGetCurrent(out context: Raw) {
         running()?;
         let top = STACK.with_borrow(|stack| stack.last().map_or(0, |(handle, _)| *handle));

@@ -1,5 +1,5 @@
 //! The kernels there are, by the names of their entries: Rust for the CUDA code in the `kernels` folders of the
-//! backend, the command, communicators and the conformance suite.
+//! backend, the command, communicators and the conformance suite, and for graphs of the GPU suite.
 //!
 //! A block is a state machine that is given turns, so that any number of blocks run beside each other on one
 //! thread. One turn is one round of the loop that the CUDA code has, or all of it where it has none.
@@ -88,6 +88,11 @@ impl Kernel {
             "blend" => kernel(&[8, 8, 8, 8], blend),
             "beat" => kernel(&[SLICE, 8], beat),
             "reduce" => kernel(&[8, 4, 4, 4, 4], reduce),
+            "visit" => kernel(&[8, 8], |_| Ok(Step::Done)),
+            "stencil" => kernel(&[8, 8, 8, 8], |_| Ok(Step::Done)),
+            "step" => kernel(&[8, 4], digit),
+            "linger" => kernel(&[8, 4, 8], linger),
+            "work" => kernel(&[8, 4], work),
             _ => None,
         }
     }
@@ -302,6 +307,34 @@ fn beat(block: &mut Block<'_>) -> Result<Step, Code> {
         block.memory.write(turns, next)?;
         Ok(false)
     })
+}
+
+fn digit(block: &mut Block<'_>) -> Result<Step, Code> {
+    let (out, digit) = (block.long(0), block.word(1));
+    block.memory.write(out, block.memory.read(out)?.wrapping_mul(3).wrapping_add(digit))?;
+    Ok(Step::Done)
+}
+
+fn linger(block: &mut Block<'_>) -> Result<Step, Code> {
+    let (now, most) = (now_ns(), block.long(2).min(100_000_000));
+    let began = *block.turn.began.get_or_insert(now);
+    if now - began < most { Ok(Step::Again) } else { digit(block) }
+}
+
+fn work(block: &mut Block<'_>) -> Result<Step, Code> {
+    const BLOCK_BYTES: usize = 4096;
+    const BLOCKS: u64 = (8 << 20) / BLOCK_BYTES as u64;
+    let (first, rounds) = (block.long(0) + block.index * BLOCK_BYTES as u64, block.word(1).min(65_536));
+    if block.index >= BLOCKS {
+        return Ok(Step::Done);
+    }
+    let turned = |word: u32, _| (word ^ (word >> 7)).wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+    let mut bytes = block.memory.load(first, BLOCK_BYTES)?;
+    for word in bytes.as_chunks_mut().0 {
+        *word = (0..rounds).fold(u32::from_le_bytes(*word), turned).to_le_bytes();
+    }
+    block.memory.store(first, &bytes)?;
+    Ok(Step::Done)
 }
 
 /// The types and reductions in the order of their numbers in CUDA.

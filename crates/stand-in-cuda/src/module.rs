@@ -124,27 +124,35 @@ pub(crate) fn compile(text: &str) -> Result<Vec<Entry>, String> {
     Ok(entries)
 }
 
+fn load(module: &Out<Raw>, image: *const c_void, log: Option<&Log>) -> Outcome {
+    let here = current()?;
+    here.machine.captures.forbid()?;
+    let _turn = here.enter_cold()?;
+    match compile(&text_of(image)?) {
+        Ok(entries) => {
+            let context = Arc::clone(&here.context);
+            module.set(here.machine.modules.add(Arc::new(Module { context, entries })))
+        }
+        Err(words) => {
+            if let Some(log) = log {
+                log.write(&format!("ptxas fatal   : {words}"))?;
+            }
+            Err(Code::INVALID_PTX)
+        }
+    }
+}
+
 exports! {
     fn cuModuleLoadDataEx(
         out module: Raw, val image: *const c_void, val option_count: c_uint, input options: c_int,
         input values: *mut c_void
     ) {
-        let here = current()?;
-        here.machine.captures.forbid()?;
         let log = Log::find(option_count, &options, &values)?;
-        let _turn = here.enter_cold()?;
-        match compile(&text_of(image)?) {
-            Ok(entries) => {
-                let context = Arc::clone(&here.context);
-                module.set(here.machine.modules.add(Arc::new(Module { context, entries })))
-            }
-            Err(words) => {
-                if let Some(log) = log {
-                    log.write(&format!("ptxas fatal   : {words}"))?;
-                }
-                Err(Code::INVALID_PTX)
-            }
-        }
+        load(&module, image, log.as_ref())
+    }
+
+    fn cuModuleLoadData(out module: Raw, val image: *const c_void) {
+        load(&module, image, None)
     }
 
     fn cuModuleUnload(val module: Raw) {

@@ -245,6 +245,16 @@ impl<'a> View<'a> {
         Ok(())
     }
 
+    /// Reads bytes for a kernel.
+    #[expect(unsafe_code, reason = "the memory of a device")]
+    pub(crate) fn load(&self, from: u64, len: usize) -> Result<Vec<u8>, Code> {
+        let _ranges = self.find(from, len as u64, false)?;
+        let mut bytes = vec![0; len];
+        // SAFETY: mapped while the lock is held, for as many bytes; they go to this process's own heap.
+        unsafe { std::ptr::copy(pointer(from).cast_const(), bytes.as_mut_ptr(), len) };
+        Ok(bytes)
+    }
+
     #[expect(unsafe_code, reason = "the memory of a device")]
     fn word(&self, address: u64, writes: bool) -> Result<(Ranges<'a>, &'a AtomicU32), Code> {
         if !address.is_multiple_of(4) {

@@ -263,6 +263,23 @@ exports! {
         if line.ops.is_empty() && !line.served { Ok(()) } else { Err(Code::NOT_READY) }
     }
 
+    fn cuStreamSynchronize(val stream: Raw) {
+        let here = current()?;
+        here.machine.captures.forbid()?;
+        let stream = here.stream(stream)?;
+        stream.refuse_in_capture()?;
+        let is_idle = || {
+            let _turn = here.enter();
+            let line = stream.line();
+            line.ops.is_empty() && !line.served
+        };
+        // The context's turn is given up in between, as the driver's lock is.
+        while !is_idle() {
+            std::thread::yield_now();
+        }
+        here.machine.fault().map_or(Ok(()), Err)
+    }
+
     fn cuEventCreate(out event: Raw, val flags: c_uint) {
         let here = current()?;
         let _turn = here.enter();

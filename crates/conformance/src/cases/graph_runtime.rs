@@ -1,14 +1,23 @@
 //! Graphs whose order is inferred: whatever runs side by side, the bytes are those of one operation after the other.
 
-use std::{env, sync::Arc, time::Duration};
-
-use libtest_mimic::Failed;
-use warpweft_core_types::{Arg, BufferView, CopyRegion, Device, Features, FillRegion, Kernel, Launch, Op};
-use warpweft_graph_runtime::{
-    Completion, Graph, HostTask, MemoryPlacement, NodeDesc, RunError, Runtime, RuntimeConfig, TaskContext,
-    Usage,
+use std::{
+    env,
+    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
+    sync::Arc,
+    time::Duration,
 };
 
+use libtest_mimic::Failed;
+use warpweft_core_types::{
+    Arg, BufferView, CopyRegion, Device, DeviceId, Features, FillRegion, Interop, Kernel, Launch, Op,
+    QueueDesc, Submission,
+};
+use warpweft_graph_runtime::{
+    Completion, Graph, HandOff, HostTask, MemoryPlacement, NodeDesc, RunError, Runtime, RuntimeConfig,
+    TaskContext, Usage,
+};
+
+use super::interop::again;
 use crate::{
     context::{Context, PATIENCE},
     harness::{Case, Verdict},
@@ -21,6 +30,8 @@ pub(super) const CASES: &[Case] = &[
     Case::new("graph_runtime::random_graphs_of_two_devices_leave_the_serial_bytes", random_graphs)
         .needs(Features::HOST_VISIBLE_MEMORY)
         .devices(2),
+    Case::new("graph_runtime::a_hand_off_is_in_order", a_hand_off_is_in_order)
+        .needs(Features::INTEROP.union(Features::HOST_VISIBLE_MEMORY)),
 ];
 
 /// How many random graphs a case runs; more with this variable.
@@ -48,6 +59,63 @@ fn random_graphs(cx: &Context) -> Verdict {
             .map_err(|error| format!("seed {seed}: {}", error.message().unwrap_or("without a word")))?;
     }
     Ok(())
+}
+
+/// The other library is played by a second handle of the queue, of which the runtime knows nothing.
+fn a_hand_off_is_in_order(cx: &Context) -> Verdict {
+    let runtime = Runtime::new(cx.devices().iter().cloned(), RuntimeConfig::default())?;
+    let hand = Hand { runtime: &runtime, family: cx.device(0).interop().ok_or("the family is absent")? };
+    let device = cx.infos[0].id;
+    let memory = || Ok::<_, Failed>(runtime.allocate(&MemoryPlacement::Device(device), 4096)?.view().clone());
+    let (given, taken, after) = (memory()?, memory()?, memory()?);
+    let operands = [(given.clone(), Usage::ReadWrite), (taken.clone(), Usage::Write)];
+    for round in 0..50_u8 {
+        runtime.fill(FillRegion::bytes(&given, round))?;
+        hand.over(device, &operands, round + 100, round % 5 == 4)?;
+        runtime.copy(&given, &after)?;
+        assert_eq!(first_and_last(&runtime, &taken)?, [round; 2], "before, round {round}");
+        assert_eq!(first_and_last(&runtime, &after)?, [round + 100; 2], "behind, round {round}");
+    }
+    Ok(())
+}
+
+struct Hand<'a> {
+    runtime: &'a Runtime,
+    family: &'a dyn Interop,
+}
+
+impl Hand<'_> {
+    /// Copies the first operand to the second and fills it, and panics then if it is to.
+    fn over(&self, device: DeviceId, operands: &[(BufferView, Usage)], byte: u8, panics: bool) -> Verdict {
+        let work = |lent: &HandOff<'_>| -> Verdict {
+            let owner = Arc::new(self.runtime.clone());
+            let queue = self.family.import_queue(again(lent.queue()?, owner), &QueueDesc::default())?;
+            let (from, to) = (&operands[0].0, &operands[1].0);
+            let ops = [Op::Copy(CopyRegion::new(from, to)?), Op::Fill(FillRegion::bytes(from, byte))];
+            queue.submit(&Submission { ops: &ops, ..Submission::default() })?;
+            if panics {
+                // Without the message of a panic that nobody expects.
+                resume_unwind(Box::new("as agreed"));
+            }
+            Ok(())
+        };
+        match catch_unwind(AssertUnwindSafe(|| self.runtime.hand_off(device, operands, work))) {
+            Ok(handed) => {
+                let (worked, _) = handed?;
+                assert!(!panics, "the panic is the caller's");
+                worked
+            }
+            Err(_) if panics => Ok(()),
+            Err(panic) => resume_unwind(panic),
+        }
+    }
+}
+
+fn first_and_last(runtime: &Runtime, view: &BufferView) -> Result<[u8; 2], Failed> {
+    let window = runtime.allocate(&MemoryPlacement::HostVisible(view.device()), view.size())?;
+    runtime.copy(view, window.view())?.wait(PATIENCE)?;
+    let bytes = runtime.read(window.view(), PATIENCE)?.to_vec()?;
+    Ok([bytes[0], bytes[bytes.len() - 1]])
 }
 
 struct Kernels {

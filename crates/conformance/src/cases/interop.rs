@@ -35,7 +35,7 @@ fn family(cx: &Context) -> Result<&dyn Interop, Failed> {
 }
 
 #[expect(unsafe_code, reason = "hands the device's own queue back to it")]
-fn again(handle: NativeHandle, owner: Arc<dyn std::any::Any + Send + Sync>) -> NativeQueue {
+pub(super) fn again(handle: NativeHandle, owner: Arc<dyn std::any::Any + Send + Sync>) -> NativeQueue {
     // SAFETY: the handle is one that the device gave out for a queue, which `owner` holds.
     unsafe { NativeQueue::new(handle, owner) }
 }

@@ -4,6 +4,7 @@
 pub(crate) mod alloc;
 mod beside;
 pub(crate) mod discovery;
+pub(crate) mod graph;
 mod pairs;
 pub(crate) mod raw;
 mod resident;
@@ -34,12 +35,16 @@ pub(crate) enum Part {
     Collectives,
     /// Bandwidth as `measure` reports it, beside raw copies.
     Pairs,
+    /// Graphs: recording, preparing, replaying, single operations and overlap, beside graphs by hand.
+    Graph,
     /// A Vulkan device: copies, fills, dispatches and swaps of kernels beside the raw calls.
     Vulkan,
 }
 
-pub(crate) fn run(part: Part) -> Result<()> {
+/// Measures a part. `quick` takes few rounds and small sizes, where a part knows how.
+pub(crate) fn run(part: Part, quick: bool) -> Result<()> {
     match part {
+        Part::Graph => return graph::run(quick),
         Part::Discovery => return discovery::run(),
         Part::Nccl => return nccl::bench(),
         Part::Collectives => return collectives::bench(),
@@ -53,6 +58,6 @@ pub(crate) fn run(part: Part) -> Result<()> {
         Part::Resident => resident::run(&rig),
         Part::RoundTrip => round_trip::run(&rig),
         Part::Pairs => pairs::run(&rig),
-        Part::Discovery | Part::Nccl | Part::Collectives | Part::Vulkan => Ok(()),
+        Part::Graph | Part::Discovery | Part::Nccl | Part::Collectives | Part::Vulkan => Ok(()),
     }
 }

@@ -17,7 +17,7 @@ use warpweft_cuda::{CONTEXT, NativeContext};
 
 use crate::kernels;
 
-fn check(code: CUresult) -> Result<()> {
+pub(crate) fn check(code: CUresult) -> Result<()> {
     ensure!(code == CUresult::CUDA_SUCCESS, "the raw driver answered {code:?}");
     Ok(())
 }
@@ -67,7 +67,7 @@ pub(crate) fn new_context(ordinal: i32) -> Result<(NativeContext, u64)> {
     Ok((native, value))
 }
 
-fn stream_of(handle: NativeHandle) -> sys::CUstream {
+pub(crate) fn stream_of(handle: NativeHandle) -> sys::CUstream {
     usize::try_from(handle.value).map_or(ptr::null_mut(), ptr::with_exposed_provenance_mut)
 }
 
@@ -97,7 +97,7 @@ pub(crate) struct Raw {
 
 /// A loaded kernel.
 #[derive(Clone, Copy)]
-pub(crate) struct RawKernel(sys::CUfunction);
+pub(crate) struct RawKernel(pub(crate) sys::CUfunction);
 
 /// Code that was loaded for a while.
 pub(crate) struct RawModule(sys::CUmodule);
@@ -109,7 +109,12 @@ pub(crate) struct RawMemory(pub(crate) sys::CUdeviceptr);
 #[expect(unsafe_code, reason = "calls the driver")]
 impl Raw {
     pub(crate) fn open(ordinal: i32) -> Result<Self> {
-        let ptx = CString::new(kernels::PTX)?;
+        Self::with(ordinal, kernels::PTX)
+    }
+
+    /// The same with other kernels of this suite.
+    pub(crate) fn with(ordinal: i32, ptx: &str) -> Result<Self> {
+        let ptx = CString::new(ptx)?;
         let mut raw = Self {
             context: ptr::null_mut(),
             stream: ptr::null_mut(),
@@ -134,6 +139,10 @@ impl Raw {
     pub(crate) fn on_the_default_stream(mut self) -> Self {
         self.stream = ptr::null_mut();
         self
+    }
+
+    pub(crate) const fn stream(&self) -> sys::CUstream {
+        self.stream
     }
 
     pub(crate) fn stream_handle(&self) -> u64 {

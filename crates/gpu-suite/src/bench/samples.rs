@@ -42,6 +42,17 @@ impl Samples {
         Self(self.0.iter().zip(&other.0).map(|(own, other)| own - other).collect())
     }
 
+    /// How many times as long each took as the one beside it: the median, and what it lies between with 95 %.
+    pub(crate) fn ratio(&self, other: &Self) -> [f64; 3] {
+        let mut ratios: Vec<f64> = self.0.iter().zip(&other.0).map(|(own, other)| own / other).collect();
+        interval(&mut ratios)
+    }
+
+    /// What the median lies between with 95 %, with it in the middle.
+    pub(crate) fn interval(&self) -> [f64; 3] {
+        interval(&mut self.0.clone())
+    }
+
     /// The same of equal parts of each.
     pub(crate) fn each_of(self, parts: f64) -> Self {
         Self(self.0.into_iter().map(|time| time / parts).collect())
@@ -61,6 +72,16 @@ impl Samples {
         json!({"p50": self.at(0.5), "p90": self.at(0.9), "p99": self.at(0.99), "min": self.at(0.0),
             "max": self.at(1.0), "n": self.0.len(), "unit": "us"})
     }
+}
+
+/// The median of values, and what it lies between with 95 %: by their ranks, whatever their distribution.
+pub(crate) fn interval(values: &mut [f64]) -> [f64; 3] {
+    values.sort_by(f64::total_cmp);
+    let count = f64::from(u32::try_from(values.len()).unwrap_or(u32::MAX));
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "an index")]
+    let low = (count / 2.0 - 0.98 * count.sqrt()).floor().max(0.0) as usize;
+    let at = |index: usize| values.get(index).copied().unwrap_or(f64::NAN);
+    [at(low), at(values.len() / 2), at(values.len().saturating_sub(low + 1))]
 }
 
 /// Tells a figure with what it has to reach.
@@ -115,6 +136,16 @@ mod tests {
         assert!(!samples.at_most("a call", 49.0).met);
         let slower = Samples(samples.0.iter().map(|us| us + 10.0).collect());
         assert!((slower.beyond(&samples).each_of(100.0).median() - 0.1).abs() < 1e-9);
+        let [low, ratio, high] = slower.ratio(&samples);
+        assert!(low <= ratio && ratio <= high && ratio > 1.0, "{low} {ratio} {high}");
         assert!(!Samples::default().at_most("nothing", 1.0).met, "what was not measured reaches nothing");
+    }
+
+    #[test]
+    fn the_interval_of_a_median_goes_by_ranks() {
+        let mut ratios: Vec<f64> = (1..=21).rev().map(f64::from).collect();
+        assert_eq!(interval(&mut ratios), [7.0, 11.0, 15.0]);
+        let mut few = [1.0, 2.0, 3.0];
+        assert_eq!(interval(&mut few), [1.0, 2.0, 3.0]);
     }
 }

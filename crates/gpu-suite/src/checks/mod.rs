@@ -3,6 +3,7 @@
 
 mod code;
 mod faults;
+mod graphs;
 mod interop;
 mod links;
 mod processes;
@@ -15,7 +16,10 @@ use std::time::Instant;
 use anyhow::{Result, ensure};
 use serde_json::json;
 
-use crate::rig::{NotRun, Rig, report, say};
+use crate::{
+    kernels,
+    rig::{NotRun, Rig, report, say},
+};
 
 /// A name, and what is checked with something to work with.
 pub(crate) type Check<T> = (&'static str, fn(&T) -> Result<()>);
@@ -55,6 +59,14 @@ const FAULTS: &[Check<Rig>] = &[
     ("a forked process is told so", faults::fork),
 ];
 
+/// Of graphs, with kernels that the stand-in for a driver has too.
+const GRAPHS: &[Check<Rig>] = &[
+    ("a hand-off is in order before and behind, also if it panics", graphs::hand_off),
+    ("work of another library between two nodes, while others synchronise and allocate", graphs::captured),
+    ("1,000 exchanges of operands, each valid until its launches end", graphs::exchanged),
+    ("operands that change the order, or the kind of memory, have a graph prepared again", graphs::reordered),
+];
+
 /// What a check came to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Outcome {
@@ -92,6 +104,10 @@ pub(crate) fn fault(rig: &Rig) -> Result<()> {
     all(rig, FAULTS)
 }
 
+pub(crate) fn graphs() -> Result<()> {
+    all(&Rig::with(&kernels::graph())?, GRAPHS)
+}
+
 pub(crate) fn all<T>(rig: &T, checks: &[Check<T>]) -> Result<()> {
     let failed = checks.iter().filter(|check| matches!(outcome(rig, check), Outcome::Failed(_))).count();
     ensure!(failed == 0, "{failed} checks failed");
@@ -122,8 +138,8 @@ mod tests {
     #[test]
     fn names_tell_checks_apart() {
         let names: std::collections::BTreeSet<_> =
-            CHECKS.iter().chain(FAULTS).map(|(name, _)| name).collect();
-        assert_eq!(names.len(), CHECKS.len() + FAULTS.len());
+            CHECKS.iter().chain(FAULTS).chain(GRAPHS).map(|(name, _)| name).collect();
+        assert_eq!(names.len(), CHECKS.len() + FAULTS.len() + GRAPHS.len());
     }
 
     #[test]

@@ -25,7 +25,7 @@ use super::{Rank, Ranks};
 use crate::{
     bench::{
         alloc,
-        samples::{Samples, judge, timed},
+        samples::{Samples, interval, judge, timed},
     },
     rig::{LIMIT, report, say},
 };
@@ -394,27 +394,4 @@ fn all_reduce(nccl: &Nccl) -> Result<AllReduce> {
     // The function is used as long as the process lives.
     std::mem::forget(library);
     Ok(all_reduce)
-}
-
-/// The median of ratios, and what it lies between with 95 %: by their ranks, whatever their distribution.
-fn interval(ratios: &mut [f64]) -> [f64; 3] {
-    ratios.sort_by(f64::total_cmp);
-    let count = f64::from(u32::try_from(ratios.len()).unwrap_or(u32::MAX));
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "an index")]
-    let low = (count / 2.0 - 0.98 * count.sqrt()).floor().max(0.0) as usize;
-    let at = |index: usize| ratios.get(index).copied().unwrap_or(f64::NAN);
-    [at(low), at(ratios.len() / 2), at(ratios.len().saturating_sub(low + 1))]
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_interval_of_a_median_goes_by_ranks() {
-        let mut ratios: Vec<f64> = (1..=21).rev().map(f64::from).collect();
-        assert_eq!(interval(&mut ratios), [7.0, 11.0, 15.0]);
-        let mut few = [1.0, 2.0, 3.0];
-        assert_eq!(interval(&mut few), [1.0, 2.0, 3.0]);
-    }
 }

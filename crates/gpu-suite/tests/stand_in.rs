@@ -1,0 +1,56 @@
+//! What of the suite needs no GPU, on a driver made of host threads: that it works, not what it measures.
+#![cfg(target_os = "linux")]
+
+use std::{
+    fs,
+    os::unix::fs::symlink,
+    process::{Command, Output},
+};
+
+use anyhow::Result;
+use serde_json::Value;
+use tempfile::TempDir;
+use warpweft_stand_in_cuda::StandIn;
+
+/// Runs the suite where the loader finds the stand-in, which has two GPUs; the folder that it may write to.
+fn run(args: &str) -> Result<(Output, TempDir)> {
+    let (_library, path) = StandIn::without(&[])?;
+    let folder = tempfile::tempdir()?;
+    // The backend's name for it, and the one that cudarc looks for first.
+    for name in ["libcuda.so.1", "libcuda.so", "libnvidia-ml.so.1"] {
+        symlink(&path, folder.path().join(name))?;
+    }
+    let mut command = Command::new(env!("CARGO_BIN_EXE_gpu-suite"));
+    command.args(args.split(' ')).env_clear().env("LD_LIBRARY_PATH", folder.path());
+    let output = command.env("HOME", folder.path()).env("OUT", folder.path()).output()?;
+    Ok((output, folder))
+}
+
+fn lines(output: &Output) -> Vec<Value> {
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{said}{}", String::from_utf8_lossy(&output.stderr));
+    said.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
+}
+
+#[test]
+fn the_checks_of_graphs_pass() {
+    let (output, _folder) = run("graphs").unwrap();
+    let checks: Vec<Value> = lines(&output).into_iter().filter(|line| line["check"].is_string()).collect();
+    assert_eq!(checks.len(), 4);
+    assert!(checks.iter().all(|check| check["ok"] == true), "{checks:?}");
+}
+
+#[test]
+fn the_figures_of_graphs_are_all_there() {
+    let (output, folder) = run("bench graph --quick").unwrap();
+    let lines = lines(&output);
+    let bars: Vec<String> =
+        lines.iter().filter_map(|line| Some(line["bar"]["what"].as_str()?.to_owned())).collect();
+    for part in ["record", "replay", "submit", "allocations", "one by one", "overlap", "an edge between GPUs"]
+    {
+        assert!(bars.iter().any(|bar| bar.starts_with(part)), "{part}: {bars:?}");
+    }
+    let trace = fs::read_to_string(folder.path().join("graph-overlap.json")).unwrap();
+    let trace: Value = serde_json::from_str(&trace).unwrap();
+    assert!(trace["traceEvents"].as_array().is_some_and(|events| events.len() > 9), "{trace}");
+}

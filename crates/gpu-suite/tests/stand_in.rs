@@ -36,7 +36,7 @@ fn lines(output: &Output) -> Vec<Value> {
 fn the_checks_of_graphs_pass() {
     let (output, _folder) = run("graphs").unwrap();
     let checks: Vec<Value> = lines(&output).into_iter().filter(|line| line["check"].is_string()).collect();
-    assert_eq!(checks.len(), 4);
+    assert_eq!(checks.len(), 5);
     assert!(checks.iter().all(|check| check["ok"] == true), "{checks:?}");
 }
 

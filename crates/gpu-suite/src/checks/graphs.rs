@@ -16,7 +16,7 @@ use warpweft_core_types::{
     Access, Arg, Buffer as DeviceBuffer, BufferDesc, BufferView, CapturedWork, Kernel, Launch, NativeHandle,
 };
 use warpweft_graph_runtime::{
-    Completion, Graph, HandOff, MemoryPlacement, NodeDesc, NodeId, Runtime, RuntimeConfig, Usage,
+    Completion, Graph, HandOff, HostTask, MemoryPlacement, NodeDesc, NodeId, Runtime, RuntimeConfig, Usage,
 };
 
 use super::interop::stepped;
@@ -138,6 +138,35 @@ pub(super) fn hand_off(rig: &Rig) -> Result<()> {
         }
     }
     let (found, expected) = (stage.word(&word)?, stepped(digits));
+    ensure!(found == expected, "{found} and not {expected}: something was out of order");
+    Ok(())
+}
+
+/// The work goes behind a task of the host too, which no device can wait for by itself.
+pub(super) fn behind_a_task(rig: &Rig) -> Result<()> {
+    const ROUNDS: u32 = 20;
+    let stage = Stage::new(rig)?;
+    let device = stage.bench.device.info().id;
+    let word = stage.runtime.allocate(&MemoryPlacement::HostVisible(device), 4)?.view().clone();
+    let operands = [(word.clone(), Usage::ReadWrite)];
+    let task = HostTask::fallible(|context| {
+        // Longer than the hand-off takes to be made.
+        thread::sleep(Duration::from_millis(5));
+        let before = context.bytes(0)?;
+        let words = before.as_chunks().0.iter().map(|word| u32::from_le_bytes(*word));
+        let after: Vec<u8> = words.flat_map(|word| (3 * (word % 1000) + 1).to_le_bytes()).collect();
+        Ok(context.write(0, 0, &after)?)
+    });
+    let mut expected = 0_u32;
+    for round in 0..ROUNDS {
+        stage.runtime.task(&task, &operands)?;
+        let work = |given: &HandOff<'_>| stage.raw_step(given.queue()?, given.address(0)?, round);
+        let (worked, _) = stage.runtime.hand_off(device, &operands, work)?;
+        worked?;
+        stage.step(&word, 5, 1)?;
+        expected = 3 * (3 * (3 * (expected % 1000) + 1) + round) + 5;
+    }
+    let found = stage.word(&word)?;
     ensure!(found == expected, "{found} and not {expected}: something was out of order");
     Ok(())
 }

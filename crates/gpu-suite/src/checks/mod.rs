@@ -62,6 +62,7 @@ const FAULTS: &[Check<Rig>] = &[
 /// Of graphs, with kernels that the stand-in for a driver has too.
 const GRAPHS: &[Check<Rig>] = &[
     ("a hand-off is in order before and behind, also if it panics", graphs::hand_off),
+    ("a hand-off is behind a task of the host too", graphs::behind_a_task),
     ("work of another library between two nodes, while others synchronise and allocate", graphs::captured),
     ("1,000 exchanges of operands, each valid until its launches end", graphs::exchanged),
     ("operands that change the order, or the kind of memory, have a graph prepared again", graphs::reordered),

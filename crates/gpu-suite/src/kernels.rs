@@ -68,7 +68,7 @@ fn graph_contracts() -> Vec<KernelContract> {
     let (word, read) = (|| Param::read_write(4), || Param::read(4));
     vec![
         KernelContract::new("visit", [Param::write(4), read()]),
-        KernelContract::new("stencil", [Param::write(4), read(), read(), read()]),
+        KernelContract::new("visit_three", [Param::write(4), read(), read(), read()]),
         KernelContract::new("step", [word(), Param::scalar::<u32>()]),
         KernelContract::new("linger", [word(), Param::scalar::<u32>(), Param::scalar::<u64>()]),
         KernelContract::new("work", [Param::read_write(CHUNK_BYTES), Param::scalar::<u32>()])

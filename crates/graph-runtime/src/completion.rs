@@ -43,7 +43,7 @@ impl Completion {
             if let Some(outcome) = self.outcome() {
                 return outcome;
             }
-            let own = |job: &Job| job.is_brief() && job.is_of(&self.run.cancelled);
+            let own = |job: &Job| job.is_brief() && job.is_of(&self.run);
             if self.domain.workers.help(own) {
                 continue;
             }

@@ -196,6 +196,12 @@ pub enum BusyReason {
         /// Which bytes of its memory.
         range: Range<u64>,
     },
+    /// Work of the host, or of other backends, that a hand-off comes after had not ended by its deadline.
+    #[error("work that a hand-off on {device} comes after had not ended in time")]
+    Before {
+        /// The device it was for.
+        device: DeviceId,
+    },
     /// Bytes are in another library's hands.
     #[error("bytes {range:?} of a buffer are handed to another library")]
     HandedOff {

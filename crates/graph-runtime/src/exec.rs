@@ -54,7 +54,7 @@ impl ExecutableGraph {
         let Some(slot) = slots.iter_mut().find(|slot| slot.is_free(&self.graph.domain)) else {
             return Err(RunError::Busy { reason: BusyReason::Slots { slots: count } });
         };
-        let run = self.graph.domain.submit(&self.plan, &slot.work)?;
+        let run = self.graph.domain.submit(&self.plan, &slot.work, slot.run.take())?;
         slot.run = Some(Arc::clone(&run));
         Ok(Completion { domain: Arc::clone(&self.graph.domain), run })
     }

@@ -7,20 +7,20 @@ use std::{
 
 use smallvec::SmallVec;
 use warpweft_core_types::{
-    BufferView, Device, DeviceExt as _, DeviceId, Interop, InteropError, NativeHandle, Queue, SemaphorePoint,
-    Submission, SubmitError,
+    BufferView, Deadline, Device, DeviceExt as _, DeviceId, Interop, InteropError, NativeHandle, Queue,
+    SemaphorePoint, Submission, SubmitError, WaitError,
 };
 
 use crate::{
     completion::Completion,
     domain::{Domain, Line, LineKind, State},
-    error::{RecordError, RunError},
+    error::{BusyReason, RecordError, RunError},
     graph::{Node, NodePlace, Recorded},
     infer::Use,
     memory::{Bytes, LeaseKind, Point},
     node::{OwnedTask, Work},
     plan::{Plan, PlannedSegment, SegmentWork},
-    run::{Run, RunSegment, Status},
+    run::{Look, Run, RunSegment, Status},
     task::HostTask,
     usage::Usage,
 };
@@ -73,6 +73,7 @@ impl Domain {
         self: &Arc<Self>,
         device: DeviceId,
         operands: &[(BufferView, Usage)],
+        deadline: Deadline,
         call: impl FnOnce(&HandOff<'_>) -> R,
     ) -> Result<(R, Completion), RunError> {
         let position = self
@@ -81,7 +82,7 @@ impl Domain {
         let entry: &dyn Device = self.devices[position as usize].device.as_ref();
         let interop = entry.interop().ok_or(SubmitError::Unsupported { device, what: NAME })?;
         let plan = Arc::new(self.hand_off_plan(position, operands)?);
-        let begun = self.begin(&plan)?;
+        let begun = self.begin(&plan, deadline)?;
         let given = HandOff { interop, queue: begun.queue.as_ref(), operands };
         let outcome = catch_unwind(AssertUnwindSafe(|| entry.foreign(|| call(&given))));
         let completion = self.take_back(begun);
@@ -117,7 +118,10 @@ impl Domain {
     }
 
     /// Puts a lane behind everything that uses the bytes, and keeps others away from them.
-    fn begin(&self, plan: &Arc<Plan>) -> Result<Begun, RunError> {
+    ///
+    /// What waits for something that no device of the backend does, such as a task of the host, is held back by its
+    /// queue, and another library's work would get into the stream before it. Then the host waits.
+    fn begin(&self, plan: &Arc<Plan>, deadline: Deadline) -> Result<Begun, RunError> {
         let mut state = self.state();
         self.admit(&mut state, plan)?;
         let run = Arc::new(Run::new(state.next_run, plan, &Arc::from([SegmentWork::Mark])));
@@ -131,24 +135,52 @@ impl Domain {
             return Err(RunError::from(SubmitError::Invalid { reason: "a lane that is none".to_owned() }));
         };
         let queue = Arc::clone(queue);
-        queue.submit(&Submission { waits: &waits, ops: &[], signals: &[] })?;
+        let held = state.waits_outside(self, device);
+        let passed = if held { Some(self.guest_line(&mut state, device)?) } else { None };
+        let passed = passed.map(|number| {
+            let line = &mut state.lines[number as usize];
+            line.assigned += 1;
+            (number, SemaphorePoint::new(&line.semaphore, line.assigned))
+        });
+        let signals = passed.as_ref().map(|(_, point)| point.clone());
+        queue.submit(&Submission { waits: &waits, ops: &[], signals: signals.as_slice() })?;
         let leases = plan.segments[0].uses.iter().map(|(bytes, _)| {
             let id = state.memories.lease(bytes, LeaseKind::HandOff);
             (bytes.clone(), id)
         });
         let leases = leases.collect();
         state.next_run += 1;
-        Ok(Begun { run, line, queue, leases })
+        drop(state);
+        let begun = Begun { run, line, queue, leases };
+        let Some((line, point)) = passed else { return Ok(begun) };
+        match point.wait(deadline) {
+            Err(WaitError::Timeout { .. }) => {
+                self.end_leases(&mut self.state(), &begun.leases);
+                Err(RunError::Busy {
+                    reason: BusyReason::Before { device: self.devices[device as usize].id },
+                })
+            }
+            // A failure is found when the bytes are taken back.
+            Err(_) => Ok(begun),
+            Ok(()) => {
+                self.state().free_guests.entry(device).or_default().push(line);
+                Ok(begun)
+            }
+        }
+    }
+
+    fn end_leases(&self, state: &mut State, leases: &[(Bytes, u64)]) {
+        for (bytes, id) in leases {
+            state.memories.at(bytes.memory).end_lease(*id);
+        }
+        self.changed.notify_all();
     }
 
     /// Marks the end of what was enqueued, and lets others at the bytes again.
     fn take_back(self: &Arc<Self>, begun: Begun) -> Result<Completion, RunError> {
         let Begun { run, line, leases, .. } = begun;
         let mut state = self.state();
-        for (bytes, id) in leases {
-            state.memories.at(bytes.memory).end_lease(id);
-        }
-        self.changed.notify_all();
+        self.end_leases(&mut state, &leases);
         let marked = self.enqueue_in(&mut state, &run, 0, &crate::submit::Points::new(), Some(line));
         match marked {
             Ok(()) => state.note(&run, &run.plan.segments[0]),
@@ -234,6 +266,25 @@ impl Domain {
         let line = Line::guest(device, self.devices[device as usize].device.as_ref(), 0)?;
         state.lines.push(line);
         Ok(u32::try_from(state.lines.len() - 1).unwrap_or(u32::MAX))
+    }
+}
+
+impl State {
+    /// Whether anything is under way that no queue of a device's backend does, and that its queues may be held up by.
+    fn waits_outside(&mut self, domain: &Domain, device: u32) -> bool {
+        let backend = domain.devices[device as usize].id.backend;
+        let lines = &self.lines;
+        let is_outside = |segment: &RunSegment| {
+            let under_way = matches!(segment.status, Status::UnderWay);
+            under_way
+                && match lines[segment.point.line as usize].kind {
+                    LineKind::Lane { device, .. } => domain.devices[device as usize].id.backend != backend,
+                    LineKind::Task | LineKind::Guest { .. } => true,
+                }
+        };
+        self.in_flight
+            .iter()
+            .any(|run| run.look() != Look::Ended && run.state().segments.iter().any(is_outside))
     }
 }
 

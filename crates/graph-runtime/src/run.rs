@@ -20,7 +20,7 @@ pub(crate) struct Run {
     pub(crate) plan: Arc<Plan>,
     pub(crate) work: SlotWork,
     pub(crate) submitted: Instant,
-    pub(crate) cancelled: Arc<AtomicBool>,
+    pub(crate) cancelled: AtomicBool,
     /// It is in the trace.
     pub(crate) traced: AtomicBool,
     state: Mutex<RunState>,
@@ -60,10 +60,33 @@ impl Run {
             plan: Arc::clone(plan),
             work: Arc::clone(work),
             submitted: Instant::now(),
-            cancelled: Arc::default(),
+            cancelled: AtomicBool::new(false),
             traced: AtomicBool::new(false),
             state: Mutex::default(),
         }
+    }
+
+    /// The same in the place of one that has ended, if nobody holds that any more: submitting again and again allocates
+    /// nothing.
+    pub(crate) fn reused(spare: Option<Arc<Self>>, id: u64, plan: &Arc<Plan>, work: &SlotWork) -> Arc<Self> {
+        let Some(mut spare) = spare else { return Arc::new(Self::new(id, plan, work)) };
+        let Some(own) = Arc::get_mut(&mut spare) else { return Arc::new(Self::new(id, plan, work)) };
+        own.id = id;
+        own.submitted = Instant::now();
+        own.cancelled = AtomicBool::new(false);
+        own.traced = AtomicBool::new(false);
+        if !Arc::ptr_eq(&own.plan, plan) {
+            own.plan = Arc::clone(plan);
+        }
+        if !Arc::ptr_eq(&own.work, work) {
+            own.work = Arc::clone(work);
+        }
+        let mut state = own.state();
+        state.segments.clear();
+        state.broken = None;
+        state.outcome = None;
+        drop(state);
+        spare
     }
 
     /// Locked after the domain, never before it.

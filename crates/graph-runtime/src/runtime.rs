@@ -187,7 +187,7 @@ impl Runtime {
             _ => self.domain.place(&desc)?,
         };
         let (plan, work) = single(&self.domain, &desc, place)?;
-        let run = self.domain.submit(&Arc::new(plan), &Arc::from([work]))?;
+        let run = self.domain.submit(&Arc::new(plan), &Arc::from([work]), None)?;
         Ok(Completion { domain: Arc::clone(&self.domain), run })
     }
 
@@ -266,6 +266,9 @@ impl Runtime {
     /// Lets `call` enqueue work of another library in a queue of a device, behind everything before it that uses the
     /// same bytes, and before everything behind it.
     ///
+    /// Where tasks of the host or devices of other backends are under way, the host waits until what comes before has
+    /// ended, at most until the deadline: the other library's stream cannot be held up by them. Else it does not wait.
+    ///
     /// While `call` runs, other work that uses the bytes is [`Busy`](crate::BusyReason::HandedOff), and residents of the
     /// device give way. The bytes are taken back when it returns, also by a panic. It must leave the queue usable, and
     /// touch nothing but `operands`, as it says it does.
@@ -278,9 +281,10 @@ impl Runtime {
         &self,
         device: DeviceId,
         operands: &[(BufferView, Usage)],
+        deadline: impl Into<Deadline>,
         call: impl FnOnce(&HandOff<'_>) -> R,
     ) -> Result<(R, Completion), RunError> {
-        self.domain.hand_off(device, operands, call)
+        self.domain.hand_off(device, operands, deadline.into(), call)
     }
 
     /// Puts a queue of the program's own, imported ones too, behind everything before it that uses these bytes: what is

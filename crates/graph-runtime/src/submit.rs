@@ -24,17 +24,22 @@ use crate::{
 pub(crate) type Points = SmallVec<[Point; 8]>;
 
 impl Domain {
-    /// Hands over all segments of a plan, behind everything that uses the same bytes.
+    /// Hands over all segments of a plan, behind everything that uses the same bytes. `spare` is a run that has ended.
     ///
     /// The lock is held all the while: the order in which runs are handed to devices is the order in which they were
     /// noted at their memories.
-    pub(crate) fn submit(&self, plan: &Arc<Plan>, work: &SlotWork) -> Result<Arc<Run>, RunError> {
+    pub(crate) fn submit(
+        &self,
+        plan: &Arc<Plan>,
+        work: &SlotWork,
+        spare: Option<Arc<Run>>,
+    ) -> Result<Arc<Run>, RunError> {
         let mut state = self.state();
         if let Err(error) = self.admit(&mut state, plan) {
             state.counts.refusals += u64::from(matches!(error, RunError::Busy { .. }));
             return Err(error);
         }
-        let run = Arc::new(Run::new(state.next_run, plan, work));
+        let run = Run::reused(spare, state.next_run, plan, work);
         for (number, segment) in plan.segments.iter().enumerate() {
             let handed = self.hand_over(&mut state, &run, number);
             match handed {
@@ -176,7 +181,7 @@ impl Domain {
             (LineKind::Task, SegmentWork::Task(task)) => {
                 let name = run.plan.name_of(number);
                 let work = (task.clone(), name, moments.clone());
-                Job::start(&self.workers, work, waits, signal, &run.cancelled);
+                Job::start(&self.workers, work, waits, signal, run);
                 state.counts.tasks += 1;
             }
             (LineKind::Task | LineKind::Guest { .. }, _) => {

@@ -197,7 +197,10 @@ impl Domain {
             return;
         }
         let mut recording = self.tracer.recording();
-        let Some(recording) = recording.as_mut() else { return };
+        // What was handed over before belongs to nobody's recording.
+        let Some(recording) = recording.as_mut().filter(|recording| run.submitted >= recording.began) else {
+            return;
+        };
         let state = run.state();
         for (number, segment) in state.segments.iter().enumerate() {
             let planned = &run.plan.segments[number];

@@ -17,7 +17,8 @@ use warpweft_core_types::{Failure, SemaphorePoint};
 
 use crate::{
     node::OwnedTask,
-    sync::{AtomicBool, AtomicU8, AtomicUsize, Condvar, Mutex, MutexGuard, Ordering},
+    run::Run,
+    sync::{AtomicU8, AtomicUsize, Condvar, Mutex, MutexGuard, Ordering},
     trace::Moments,
 };
 
@@ -83,7 +84,7 @@ pub(crate) struct Job {
     moments: Option<Arc<Moments>>,
     waits: SmallVec<[SemaphorePoint; 4]>,
     signal: SemaphorePoint,
-    cancelled: Arc<AtomicBool>,
+    run: Arc<Run>,
     stage: AtomicU8,
     workers: Arc<Workers>,
 }
@@ -249,7 +250,7 @@ impl Job {
         (task, name, moments): (OwnedTask, Box<str>, Option<Arc<Moments>>),
         waits: SmallVec<[SemaphorePoint; 4]>,
         signal: SemaphorePoint,
-        cancelled: &Arc<AtomicBool>,
+        run: &Arc<Run>,
     ) {
         workers.lock().open += 1;
         let job = Arc::new(Self {
@@ -258,7 +259,7 @@ impl Job {
             moments,
             waits,
             signal,
-            cancelled: Arc::clone(cancelled),
+            run: Arc::clone(run),
             stage: AtomicU8::new(WAITING),
             workers: Arc::clone(workers),
         });
@@ -272,9 +273,9 @@ impl Job {
         self.task.task.is_brief()
     }
 
-    /// Whether it belongs to the run with this flag.
-    pub(crate) fn is_of(&self, cancelled: &Arc<AtomicBool>) -> bool {
-        Arc::ptr_eq(&self.cancelled, cancelled)
+    /// Whether it belongs to a run.
+    pub(crate) fn is_of(&self, run: &Arc<Run>) -> bool {
+        Arc::ptr_eq(&self.run, run)
     }
 
     /// Puts it in the queue if its turn has come, or never will: whoever runs it finds out which. Nothing is done on
@@ -311,7 +312,7 @@ impl Job {
         if let Some(failure) = self.waits.iter().find_map(|point| point.poll().err()) {
             return Err(failure);
         }
-        if self.cancelled.load(Ordering::Acquire) {
+        if self.run.cancelled.load(Ordering::Acquire) {
             return Err(Arc::new(Failure::Cancelled));
         }
         let failed = |reason: String| Arc::new(Failure::TaskFailed { task: self.name.to_string(), reason });
@@ -345,7 +346,7 @@ mod loom_tests {
     use warpweft_core_types::{Deadline, DeviceId, DeviceUuid, Semaphore, SignalError, Timeline, WaitError};
 
     use super::*;
-    use crate::task::HostTask;
+    use crate::{plan::Plan, task::HostTask};
 
     /// A semaphore of the host alone.
     #[derive(Debug)]
@@ -403,7 +404,10 @@ mod loom_tests {
         let signal = SemaphorePoint::new(&Line::new(), 1);
         let task = OwnedTask { task: HostTask::new(|_| {}), operands: Arc::default() };
         let waits = waits.iter().map(|semaphore| SemaphorePoint::new(semaphore, 1)).collect();
-        Job::start(workers, (task, "task".into(), None), waits, signal.clone(), &Arc::default());
+        let plan =
+            Plan { recorded: Arc::default(), segments: Vec::new(), has_collective: false, after: Vec::new() };
+        let run = Arc::new(Run::new(0, &Arc::new(plan), &Arc::from([])));
+        Job::start(workers, (task, "task".into(), None), waits, signal.clone(), &run);
         signal
     }
 

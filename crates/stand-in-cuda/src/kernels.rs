@@ -89,7 +89,7 @@ impl Kernel {
             "beat" => kernel(&[SLICE, 8], beat),
             "reduce" => kernel(&[8, 4, 4, 4, 4], reduce),
             "visit" => kernel(&[8, 8], |_| Ok(Step::Done)),
-            "stencil" => kernel(&[8, 8, 8, 8], |_| Ok(Step::Done)),
+            "visit_three" => kernel(&[8, 8, 8, 8], |_| Ok(Step::Done)),
             "step" => kernel(&[8, 4], digit),
             "linger" => kernel(&[8, 4, 8], linger),
             "work" => kernel(&[8, 4], work),

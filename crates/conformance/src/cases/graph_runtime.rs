@@ -99,7 +99,7 @@ impl Hand<'_> {
             }
             Ok(())
         };
-        match catch_unwind(AssertUnwindSafe(|| self.runtime.hand_off(device, operands, work))) {
+        match catch_unwind(AssertUnwindSafe(|| self.runtime.hand_off(device, operands, PATIENCE, work))) {
             Ok(handed) => {
                 let (worked, _) = handed?;
                 assert!(!panics, "the panic is the caller's");

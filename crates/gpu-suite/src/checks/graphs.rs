@@ -119,7 +119,7 @@ pub(super) fn hand_off(rig: &Rig) -> Result<()> {
         let lanes = [round % 3, (round + 1) % 3];
         stage.linger(&word, round, lanes[0])?;
         let work = |given: &HandOff<'_>| stage.raw_step(given.queue()?, given.address(0)?, round + 7);
-        let (worked, _) = stage.runtime.hand_off(device, &operands, work)?;
+        let (worked, _) = stage.runtime.hand_off(device, &operands, LIMIT, work)?;
         worked?;
         stage.linger(&word, round + 3, lanes[1])?;
         digits.extend([round, round + 7, round + 3]);
@@ -130,7 +130,7 @@ pub(super) fn hand_off(rig: &Rig) -> Result<()> {
                     // Without the message of a panic that nobody expects.
                     std::panic::resume_unwind(Box::new("as agreed"))
                 };
-                stage.runtime.hand_off(device, &operands, call).map(drop)
+                stage.runtime.hand_off(device, &operands, LIMIT, call).map(drop)
             }));
             ensure!(panicked.is_err(), "the panic went on to the caller");
             stage.step(&word, 6, lanes[1])?;
@@ -161,7 +161,7 @@ pub(super) fn behind_a_task(rig: &Rig) -> Result<()> {
     for round in 0..ROUNDS {
         stage.runtime.task(&task, &operands)?;
         let work = |given: &HandOff<'_>| stage.raw_step(given.queue()?, given.address(0)?, round);
-        let (worked, _) = stage.runtime.hand_off(device, &operands, work)?;
+        let (worked, _) = stage.runtime.hand_off(device, &operands, LIMIT, work)?;
         worked?;
         stage.step(&word, 5, 1)?;
         expected = 3 * (3 * (3 * (expected % 1000) + 1) + round) + 5;

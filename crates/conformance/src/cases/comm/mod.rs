@@ -243,7 +243,7 @@ fn graphs_with_calls_are_replayed(cx: &Context) -> Verdict {
 /// stands for it.
 fn calls_are_nodes_of_inferred_graphs(cx: &Context) -> Verdict {
     each_engine(cx, 2, &CommConfig::default(), |place| {
-        let runtime = Runtime::new([Arc::clone(&place.device)], RuntimeConfig::default())?;
+        let runtime = Runtime::new([Arc::clone(place.device)], RuntimeConfig::default())?;
         let (sum, kept) = (place.upload(&1_u32.to_le_bytes())?, place.memory(4)?);
         let nodes = match place.comm.all_reduce(ReduceOp::Sum, DType::U32, &sum, &sum)?.nodes() {
             Err(CommError::Unsupported { .. }) => return Ok(()),

@@ -42,7 +42,7 @@ impl Program {
             let at = |row: usize, column: usize| row % 2 * COLUMNS + column;
             let (left, right) = (column.saturating_sub(1), (column + 1).min(COLUMNS - 1));
             let before = [left, column, right].map(|column| at(row + 1, column));
-            ("stencil", std::iter::once(at(row, column)).chain(before).collect())
+            ("visit_three", std::iter::once(at(row, column)).chain(before).collect())
         };
         let name = format!("stencil of 8 x {}, {len}", len.div_ceil(COLUMNS));
         Self { name, steps: (0..len).map(step).collect(), buffers: 2 * COLUMNS }

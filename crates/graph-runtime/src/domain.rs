@@ -60,6 +60,8 @@ pub(crate) struct State {
     pub(crate) lost: FxHashSet<Point>,
     /// Lines of which something has failed and that have not been replaced.
     pub(crate) failed_lines: FxHashSet<u32>,
+    /// How many runs have to be noted as under way before the oldest is looked at.
+    pub(crate) look_from: usize,
     pub(crate) next_run: u64,
     /// Where work that nothing orders goes next.
     pub(crate) turn: usize,

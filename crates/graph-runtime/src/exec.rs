@@ -51,7 +51,9 @@ impl ExecutableGraph {
     pub fn submit(&self) -> Result<Completion, RunError> {
         let mut slots = self.slots();
         let count = slots.len();
-        let Some(slot) = slots.iter_mut().find(|slot| slot.is_free(&self.graph.domain)) else {
+        // The one that was used longest ago is the likeliest to be free.
+        slots.rotate_left(1);
+        let Some(slot) = slots.iter_mut().rev().find(|slot| slot.is_free(&self.graph.domain)) else {
             return Err(RunError::Busy { reason: BusyReason::Slots { slots: count } });
         };
         let run = self.graph.domain.submit(&self.plan, &slot.work, slot.run.take())?;

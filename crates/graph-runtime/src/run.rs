@@ -111,15 +111,18 @@ impl Run {
             if !matches!(segment.status, Status::UnderWay) {
                 continue;
             }
-            // A value that was reached stays so, and asking for that alone takes no lock.
+            // A value that was reached stays so. Asking is a call of the driver, so it is asked once more only where
+            // there is a failure, before which it may have been reached.
             if segment.semaphore.value() >= segment.point.value {
                 segment.status = Status::Done;
-                continue;
-            }
-            match segment.semaphore.poll(segment.point.value) {
-                Ok(true) => segment.status = Status::Done,
-                Ok(false) => waits = true,
-                Err(_) => return Look::Failing,
+            } else if segment.semaphore.failure().is_none() {
+                waits = true;
+                // The rest is for when this has ended.
+                break;
+            } else if segment.semaphore.value() >= segment.point.value {
+                segment.status = Status::Done;
+            } else {
+                return Look::Failing;
             }
         }
         if waits {

@@ -20,6 +20,11 @@ use crate::{
     workers::Job,
 };
 
+/// Submissions that go by before a run that had not ended is looked at again.
+const LOOK_AGAIN_AFTER: usize = 8;
+/// Runs that are taken off the list for one submission: more than come, so that it gets shorter.
+const FORGOTTEN_AT_ONCE: usize = 2;
+
 /// Points to wait for, each line once.
 pub(crate) type Points = SmallVec<[Point; 8]>;
 
@@ -59,14 +64,7 @@ impl Domain {
     }
 
     pub(crate) fn admit(&self, state: &mut State, plan: &Plan) -> Result<(), RunError> {
-        self.forget_oldest(state);
-        if state.in_flight.is_empty() {
-            // Nobody is left who waits for points that were lost.
-            state.lost.clear();
-        }
-        if state.in_flight.len() >= self.config.max_submissions {
-            self.forget_ended(state);
-        }
+        self.make_room(state);
         if state.in_flight.len() >= self.config.max_submissions {
             let reason = BusyReason::Capacity { limit: self.config.max_submissions };
             return Err(RunError::Busy { reason });
@@ -83,21 +81,43 @@ impl Domain {
         }
     }
 
-    /// Takes the oldest runs off the list while they have ended: two for each that comes, so that the list gets shorter
-    /// and no submission looks at all of it.
-    fn forget_oldest(&self, state: &mut State) {
-        for _ in 0..2 {
-            let Some(oldest) = state.in_flight.front() else { return };
+    /// Takes old runs off the list. Asking a device whether one has ended is a call of its driver, so it is not done for
+    /// every submission: after one that had not ended, the next few go by without.
+    fn make_room(&self, state: &mut State) {
+        state.forget_known();
+        let is_full = state.in_flight.len() >= self.config.max_submissions;
+        if !is_full && state.in_flight.len() < state.look_from {
+            return;
+        }
+        state.look_from = 0;
+        if !self.forget_oldest(state) {
+            if is_full {
+                self.forget_ended(state);
+            }
+            state.look_from = state.in_flight.len() + LOOK_AGAIN_AFTER;
+        }
+        if state.in_flight.is_empty() {
+            // Nobody is left who waits for points that were lost.
+            state.lost.clear();
+        }
+    }
+
+    /// Takes the oldest runs off the list while they have ended, a few for each submission that comes; whether there
+    /// were any.
+    fn forget_oldest(&self, state: &mut State) -> bool {
+        for taken in 0..FORGOTTEN_AT_ONCE {
+            let Some(oldest) = state.in_flight.front() else { return true };
             match self.look(oldest) {
-                Look::UnderWay => return,
-                Look::Failing => return self.settle(state),
+                Look::UnderWay => return taken > 0,
+                Look::Failing => {
+                    self.settle(state);
+                    return true;
+                }
                 Look::Ended => {}
             }
-            let State { in_flight, free_tasks, free_guests, lines, counts, .. } = state;
-            if let Some(run) = in_flight.pop_front() {
-                end(&run, (free_tasks, free_guests), lines, counts);
-            }
+            state.forget_front();
         }
+        true
     }
 
     /// Takes all runs that have ended off the list; settles those that fail.
@@ -241,6 +261,20 @@ impl Domain {
 }
 
 impl State {
+    /// Takes the oldest runs off the list of whom it is known that they have ended. Asks no device.
+    fn forget_known(&mut self) {
+        while self.in_flight.front().is_some_and(|run| run.outcome().is_some()) {
+            self.forget_front();
+        }
+    }
+
+    fn forget_front(&mut self) {
+        let Self { in_flight, free_tasks, free_guests, lines, counts, .. } = self;
+        if let Some(run) = in_flight.pop_front() {
+            end(&run, (free_tasks, free_guests), lines, counts);
+        }
+    }
+
     /// Notes a segment at the memories it uses.
     pub(crate) fn note(&mut self, run: &Run, segment: &PlannedSegment) {
         let point = run.state().segments.last().map(|own| own.point);

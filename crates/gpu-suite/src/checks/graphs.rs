@@ -61,7 +61,9 @@ impl<'a> Stage<'a> {
         if bench.device.interop().is_none() {
             return Err(NotRun("it needs a device that works with other libraries".to_owned()).into());
         }
-        let runtime = Runtime::new([Arc::clone(&bench.device)], RuntimeConfig::default())?;
+        // Rounds are handed over faster than their kernels, which take their time, run.
+        let config = RuntimeConfig { max_submissions: 1 << 12, ..RuntimeConfig::default() };
+        let runtime = Runtime::new([Arc::clone(&bench.device)], config)?;
         let (step, linger) = (bench.kernel("step")?, bench.kernel("linger")?);
         let raw_step = raw.kernel("step")?;
         // Code is loaded by its first launch, which is not to be in a capture.

@@ -42,6 +42,9 @@ pub(crate) struct RunSegment {
     /// What it waits for, its own line left out.
     pub(crate) after: SmallVec<[Point; 4]>,
     pub(crate) status: Status,
+    /// Why it does nothing, if that is so: then it only ends when what it would have come after has ended, since others
+    /// count on that.
+    pub(crate) skipped: Option<Arc<NodeFailure>>,
     /// When it ended, or its task ran, for a trace.
     pub(crate) moments: Option<Arc<Moments>>,
 }
@@ -51,6 +54,13 @@ pub(crate) enum Status {
     UnderWay,
     Done,
     Failed(Arc<NodeFailure>),
+}
+
+impl RunSegment {
+    /// Its point has been reached.
+    pub(crate) fn pass(&mut self) {
+        self.status = self.skipped.take().map_or(Status::Done, Status::Failed);
+    }
 }
 
 impl Run {
@@ -89,7 +99,7 @@ impl Run {
                 continue;
             }
             match segment.semaphore.poll(segment.point.value) {
-                Ok(true) => segment.status = Status::Done,
+                Ok(true) => segment.pass(),
                 Ok(false) => waits = true,
                 Err(_) => return Look::Failing,
             }

@@ -9,13 +9,7 @@ use std::{
 
 use warpweft_core_types::{Deadline, SemaphorePoint, WaitError};
 
-use crate::{
-    domain::Domain,
-    error::CompletionError,
-    run::{Look, Run},
-    sync::Mutex,
-    workers::Job,
-};
+use crate::{domain::Domain, error::CompletionError, run::Run, sync::Mutex, workers::Job};
 
 /// A submission: wait for it with a deadline, ask, or `.await` it.
 ///
@@ -57,13 +51,7 @@ impl Completion {
 
     /// How it ended; none while it is under way. Does not block, and runs nothing.
     pub fn outcome(&self) -> Option<Result<(), CompletionError>> {
-        loop {
-            match self.domain.look(&self.run) {
-                Look::UnderWay => return None,
-                Look::Failing => self.domain.settle(&mut self.domain.state()),
-                Look::Ended => return self.run.outcome(),
-            }
-        }
+        if self.domain.has_ended(&self.run) { self.run.outcome() } else { None }
     }
 
     /// Whether everything of it has ended, well or not.
@@ -151,7 +139,7 @@ struct Watch {
 }
 
 impl Watch {
-    fn look(self: &Arc<Self>) {
+    pub(crate) fn look(self: &Arc<Self>) {
         let Some(outcome) = self.completion.outcome() else {
             match self.completion.run.next_point() {
                 Some(point) => point.semaphore.wake_when(point.value, Waker::from(Arc::clone(self))),

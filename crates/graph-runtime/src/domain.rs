@@ -1,6 +1,12 @@
 //! What a runtime shares: devices, their lines, memories, and what is under way.
 
-use std::{collections::VecDeque, sync::Arc, thread, time::Duration};
+use std::{
+    collections::VecDeque,
+    ops::{Deref, DerefMut},
+    sync::Arc,
+    thread,
+    time::Duration,
+};
 
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
@@ -12,6 +18,7 @@ use crate::{
     config::RuntimeConfig,
     error::RecordError,
     graph::NodePlace,
+    later::Held,
     memory::{Bytes, Memories, Point},
     node::{NodeDesc, WorkDesc},
     run::{Look, Run},
@@ -21,8 +28,9 @@ use crate::{
     workers::Workers,
 };
 
-/// Submissions a queue holds. What is under way at once is bounded in other ways, so that this is not met.
-const QUEUE_CAPACITY: usize = 1 << 14;
+/// Submissions a queue holds: as many as there are. What is under way at once is bounded in other ways, and a graph of
+/// which a queue takes a part alone would be broken off.
+const QUEUE_CAPACITY: usize = usize::MAX;
 
 /// How long a thread that sees work end waits at once.
 const DRAIN_STEP: Duration = Duration::from_secs(1);
@@ -37,6 +45,27 @@ pub(crate) struct Domain {
     pub(crate) tracer: Tracer,
     /// A lease has ended, or a failure was settled.
     pub(crate) changed: Condvar,
+}
+
+/// The domain's state, locked. What comes of it that concerns programs is done when the lock has been given back.
+pub(crate) struct StateGuard<'a> {
+    state: MutexGuard<'a, State>,
+    /// Behind the lock, since fields go in order.
+    held: Held,
+}
+
+impl Deref for StateGuard<'_> {
+    type Target = State;
+
+    fn deref(&self) -> &State {
+        &self.state
+    }
+}
+
+impl DerefMut for StateGuard<'_> {
+    fn deref_mut(&mut self) -> &mut State {
+        &mut self.state
+    }
 }
 
 /// A device of the domain.
@@ -141,9 +170,21 @@ impl Domain {
         }))
     }
 
-    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
+    pub(crate) fn state(&self) -> StateGuard<'_> {
+        let held = Held::new();
         // Code of devices that runs under it does not panic, and ours leaves nothing half done.
-        self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+        let state = self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        StateGuard { state, held }
+    }
+
+    /// Gives the lock away until a lease has ended, or time is up.
+    pub(crate) fn wait_for_change<'a>(
+        &self,
+        StateGuard { state, held }: StateGuard<'a>,
+        remaining: Duration,
+    ) -> StateGuard<'a> {
+        let waited = self.changed.wait_timeout(state, remaining);
+        StateGuard { state: waited.unwrap_or_else(|poisoned| poisoned.into_inner()).0, held }
     }
 
     /// Looks at a run; one that has ended goes into the trace.
@@ -153,6 +194,17 @@ impl Domain {
             self.trace_run(run);
         }
         look
+    }
+
+    /// Whether a run has ended, well or not. Settles what has failed.
+    pub(crate) fn has_ended(&self, run: &Run) -> bool {
+        loop {
+            match self.look(run) {
+                Look::UnderWay => return false,
+                Look::Failing => self.settle(&mut self.state()),
+                Look::Ended => return true,
+            }
+        }
     }
 
     /// A device's position.

@@ -336,6 +336,14 @@ impl PrepareError {
 }
 
 impl RunError {
+    /// What becomes of work that was to be handed over for somebody who is not there to be told.
+    pub(crate) fn into_failure(self, name: &str) -> Failure {
+        match self {
+            Self::Submit(error) => Failure::Submit(*error),
+            error => Failure::TaskFailed { task: name.to_owned(), reason: error.to_string() },
+        }
+    }
+
     /// How to react.
     pub fn class(&self) -> ErrorClass {
         match self {

@@ -3,16 +3,18 @@
 use std::{fmt, sync::Arc};
 
 use rustc_hash::FxHashMap;
-use warpweft_core_types::{BufferView, Deadline, GraphOp, WaitError};
+use warpweft_core_types::{BufferView, Deadline, GraphOp};
 
 use crate::{
+    any::wait_for_any,
     completion::Completion,
     domain::Domain,
     error::{BusyReason, PrepareError, RecordError, RunError},
     graph::Graph,
-    node::{NodeDesc, NodeId, own_work},
+    later::Held,
+    node::{NodeDesc, NodeId},
     plan::{Layout, Plan, SegmentWork, SlotWork},
-    run::{Look, Run},
+    run::Run,
     sync::{Mutex, MutexGuard},
 };
 
@@ -49,6 +51,8 @@ impl ExecutableGraph {
     ///
     /// [`RunError::Busy`] with the reason, [`RunError::Poisoned`], or what a device says.
     pub fn submit(&self) -> Result<Completion, RunError> {
+        // Before the slots, so that what programs do comes when they are free.
+        let _held = Held::new();
         let mut slots = self.slots();
         let count = slots.len();
         // The one that was used longest ago is the likeliest to be free.
@@ -75,7 +79,7 @@ impl ExecutableGraph {
             };
             let waited = match busy {
                 BusyReason::Slots { .. } => self.wait_for_slot(deadline),
-                _ => self.graph.domain.wait_for_room(deadline),
+                _ => self.graph.domain.wait_for_room(&busy, &self.plan, deadline),
             };
             if !waited {
                 return Err(RunError::Busy { reason: busy });
@@ -83,18 +87,22 @@ impl ExecutableGraph {
         }
     }
 
-    /// Waits until a slot may be free.
+    /// Waits until a slot may be free; whether there was time left.
     fn wait_for_slot(&self, deadline: Deadline) -> bool {
-        let under_way =
-            |slot: &Slot| slot.run.as_ref().and_then(|run| run.next_point().map(|point| (run.id, point)));
-        let oldest = self.slots().iter().filter_map(under_way).min_by_key(|(id, _)| *id);
-        match oldest {
-            Some((_, point)) => !matches!(point.wait(deadline), Err(WaitError::Timeout { .. })),
-            None => true,
+        if deadline.is_past() {
+            return false;
         }
+        let mut runs: Vec<Arc<Run>> = self.slots().iter().filter_map(|slot| slot.run.clone()).collect();
+        runs.sort_unstable_by_key(|run| run.id);
+        let points: Option<Vec<_>> = runs.iter().map(|run| run.next_point()).collect();
+        // One without a point that is not past has ended.
+        points.is_none_or(|points| wait_for_any(&points, deadline))
     }
 
     /// Gives nodes other operands, scalars, or kernels. Submissions under way keep what they had.
+    ///
+    /// What a description says of usages, or of bytes beside the operands, stands in the place of what was said before;
+    /// the name, the device and the lane stay those of the node.
     ///
     /// Hazards are inferred anew. Where the order stays what it was, devices only exchange operands; where it changes,
     /// they prepare the graph again.
@@ -112,7 +120,7 @@ impl ExecutableGraph {
             return Err(PrepareError::NoSuchNode { node, node_count });
         }
         let graph =
-            self.graph.rerecorded(|node, _| Ok(changes.get(&node).map(|desc| own_work(&desc.work))))?;
+            self.graph.rerecorded(|id, node| Ok(changes.get(&id).map(|desc| node.described(desc))))?;
         self.exchange(graph)
     }
 
@@ -136,7 +144,7 @@ impl ExecutableGraph {
             let start = view.offset().wrapping_sub(from.offset());
             if inside { to.slice(start..start + view.size()).ok() } else { None }
         };
-        let graph = self.graph.rerecorded(|_, node| node.work.moved(node.label(), &moved))?;
+        let graph = self.graph.rerecorded(|_, node| node.moved(&moved))?;
         self.exchange(graph)
     }
 
@@ -220,6 +228,6 @@ impl fmt::Debug for ExecutableGraph {
 
 impl Slot {
     fn is_free(&self, domain: &Domain) -> bool {
-        self.run.as_ref().is_none_or(|run| domain.look(run) == Look::Ended)
+        self.run.as_ref().is_none_or(|run| domain.has_ended(run))
     }
 }

@@ -8,7 +8,7 @@ use crate::{
     domain::{Domain, State},
     error::{FailedNode, NodeFailure, Poison, RunError},
     graph::NodePlace,
-    memory::Bytes,
+    memory::{Bytes, Turn},
     node::NodeId,
     plan::{Plan, PlannedSegment},
     run::Run,
@@ -18,13 +18,10 @@ use crate::{
 impl Domain {
     /// A device refused a later segment of a run that has begun. What was handed over goes on; the rest never comes.
     pub(crate) fn break_off(&self, state: &mut State, run: &Run, number: usize, error: RunError) {
-        let failure = Arc::new(match error {
-            RunError::Submit(error) => Failure::Submit(*error),
-            error => Failure::TaskFailed { task: run.plan.name_of(number).into(), reason: error.to_string() },
-        });
+        let failure = Arc::new(error.into_failure(&run.plan.name_of(number)));
         let cause = self.failure_of(state, &run.plan, number, .., failure);
         for number in number..run.plan.segments.len() {
-            state.poison(&run.plan, number, .., &cause);
+            state.poison(run, number, .., &cause);
         }
         run.state().broken = Some(cause);
     }
@@ -60,43 +57,53 @@ impl State {
     /// Poisons what nodes of a segment were to write, by their positions in it.
     pub(crate) fn poison(
         &mut self,
-        plan: &Plan,
+        run: &Run,
         number: usize,
         nodes: impl SliceIndex<[u32], Output = [u32]>,
         cause: &Arc<NodeFailure>,
     ) {
+        let plan = &run.plan;
         let nodes = plan.segments[number].nodes.get(nodes).unwrap_or_default();
         for (bytes, usage) in nodes.iter().flat_map(|&node| plan.recorded.bytes_of(node)) {
             if usage.writes() {
-                self.memories.at(bytes.memory).poison(bytes.range, cause);
+                self.memories.at(bytes.memory).poison(bytes.range, cause, (run.id, number));
             }
         }
     }
 
     /// What a segment writes anew is no longer poisoned.
-    pub(crate) fn heal(&mut self, segment: &PlannedSegment) {
-        for (bytes, _) in segment.uses.iter().filter(|(_, usage)| *usage == Usage::Write) {
-            self.memories.at(bytes.memory).heal(&bytes.range);
+    pub(crate) fn heal(&mut self, run: &Run, number: usize) {
+        let segment = &run.plan.segments[number];
+        if segment.uses.iter().all(|(bytes, _)| !self.memories.at(bytes.memory).is_poisoned()) {
+            return;
+        }
+        // By nodes: a segment that writes bytes and then reads them is said to do both.
+        for (bytes, usage) in segment.nodes.iter().flat_map(|&node| run.plan.recorded.bytes_of(node)) {
+            if usage == Usage::Write {
+                self.memories.at(bytes.memory).heal(&bytes.range, (run.id, number));
+            }
         }
     }
 
-    /// Poisoned bytes that segments read before they have written them.
+    /// Poisoned bytes that segments read before they have written them, where they come at this turn.
     pub(crate) fn first_poison(
         &mut self,
         plan: &Plan,
         segments: impl SliceIndex<[PlannedSegment], Output = [PlannedSegment]>,
+        turn: Turn,
     ) -> Option<Poison> {
         let segments = plan.segments.get(segments).unwrap_or_default();
         let mut uses = segments.iter().flat_map(|segment| &segment.uses);
-        if uses.all(|(bytes, _)| self.memories.at(bytes.memory).poison_in(&bytes.range).is_none()) {
+        if uses.all(|(bytes, _)| self.memories.at(bytes.memory).poison_in(&bytes.range, turn).is_none()) {
             return None;
         }
         let mut written: Vec<Bytes> = Vec::new();
         for &node in segments.iter().flat_map(|segment| &segment.nodes) {
             let reads = plan.recorded.bytes_of(node).filter(|(_, usage)| usage.reads());
             for (bytes, _) in reads {
-                let poison = self.memories.at(bytes.memory).poison_in(&bytes.range);
-                if let Some(poison) = poison.filter(|poison| !covers(&written, &bytes, &poison.range)) {
+                // Some of it may have been written by now, and some not.
+                let mut poisons = self.memories.at(bytes.memory).poisons_in(&bytes.range, turn);
+                if let Some(poison) = poisons.find(|poison| !covers(&written, &bytes, &poison.range)) {
                     return Some(poison);
                 }
             }

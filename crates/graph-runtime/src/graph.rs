@@ -4,6 +4,7 @@ use std::{fmt, ops::Range, sync::Arc};
 
 use rustc_hash::FxHashMap;
 use serde::Serialize;
+use smallvec::SmallVec;
 use warpweft_core_types::{BufferView, CopyRegion, DeviceId, FillRegion, Launch, Op, RangeError};
 
 use crate::{
@@ -66,6 +67,8 @@ pub(crate) struct Node {
     pub(crate) uses: Range<u32>,
     /// What it uses though its work does not say so.
     pub(crate) beside: Box<[(BufferView, Usage)]>,
+    /// How it uses operands otherwise than its work says, by their positions.
+    pub(crate) said: SmallVec<[(usize, Usage); 2]>,
 }
 
 /// Where a node runs.
@@ -201,19 +204,14 @@ impl Graph {
 
     /// Records a node at a place that was found for it.
     pub(crate) fn push(&mut self, desc: &NodeDesc<'_>, place: NodePlace) -> Result<NodeId, RecordError> {
-        let node = own(desc, place);
-        self.record(node, &desc.usages)
+        self.record(own(desc, place))
     }
 
-    /// Records a node, whose operands are used as its work says, but for `usages`.
-    pub(crate) fn record(
-        &mut self,
-        mut node: Node,
-        usages: &[(usize, Usage)],
-    ) -> Result<NodeId, RecordError> {
+    /// Records a node.
+    pub(crate) fn record(&mut self, mut node: Node) -> Result<NodeId, RecordError> {
         let recorded = Arc::make_mut(&mut self.recorded);
         let first = recorded.uses.len();
-        if let Err(error) = note_uses(&self.domain, &mut self.memories, recorded, (&node, usages)) {
+        if let Err(error) = note_uses(&self.domain, &mut self.memories, recorded, &node) {
             recorded.uses.truncate(first);
             return Err(error);
         }
@@ -225,25 +223,20 @@ impl Graph {
         Ok(NodeId(at(recorded.nodes.len() - 1)))
     }
 
-    /// The same graph with some nodes' work exchanged: `change` gives what a node does now, if it is not what it was.
+    /// The same graph with some nodes exchanged: `change` gives what is in a node's place, if it is not what it was.
     pub(crate) fn rerecorded(
         &self,
-        mut change: impl FnMut(NodeId, &Node) -> Result<Option<Work>, RecordError>,
+        mut change: impl FnMut(NodeId, &Node) -> Result<Option<Node>, RecordError>,
     ) -> Result<Self, RecordError> {
         let mut graph = Self::new(&self.domain);
         graph.memories.names.clone_from(&self.memories.names);
         for (id, node) in self.ids().zip(self.nodes()) {
             let changed = change(id, node)?;
-            if let Some(work) = changed.as_ref().filter(|work| work.kind() != node.work.kind()) {
-                let (expected, actual) = (node.work.kind(), work.kind());
+            if let Some(new) = changed.as_ref().filter(|new| new.work.kind() != node.work.kind()) {
+                let (expected, actual) = (node.work.kind(), new.work.kind());
                 return Err(RecordError::OtherKind { node: node.label().to_owned(), expected, actual });
             }
-            // What was said of its operands' usages stays.
-            let operands = self.uses_of(id).len() - node.beside.len();
-            let usages = self.uses_of(id)[..operands].iter().map(|one| one.usage);
-            let usages: Vec<(usize, Usage)> = usages.enumerate().collect();
-            let work = changed.unwrap_or_else(|| node.work.clone());
-            graph.record(Node { work, ..node.clone() }, &usages)?;
+            graph.record(changed.unwrap_or_else(|| node.clone()))?;
         }
         Ok(graph)
     }
@@ -423,7 +416,7 @@ fn note_uses(
     domain: &Domain,
     memories: &mut GraphMemories,
     recorded: &mut Recorded,
-    (node, usages): (&Node, &[(usize, Usage)]),
+    node: &Node,
 ) -> Result<(), RecordError> {
     let Recorded { uses, global, .. } = recorded;
     let mut outcome = Ok(());
@@ -438,13 +431,13 @@ fn note_uses(
         if outcome.is_err() {
             return;
         }
-        let usage = usage_of(usages, operand, usage, node.label());
+        let usage = usage_of(&node.said, operand, usage, node.label());
         outcome = usage.and_then(|usage| note(view, usage));
         operand += 1;
     });
     outcome?;
     node.beside.iter().try_for_each(|(view, usage)| note(view, *usage))?;
-    match usages.iter().find(|(asked, _)| *asked >= operand) {
+    match node.said.iter().find(|(asked, _)| *asked >= operand) {
         Some(&(operand, asked)) => {
             let node = node.label().to_owned();
             Err(RecordError::Usage { node, operand, actual: "missing".to_owned(), asked })

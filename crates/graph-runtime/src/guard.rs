@@ -39,7 +39,7 @@ impl Lease {
         // First the lease, so that no later work gets in between; then the wait for earlier work.
         let lease = Self::announce(domain, (view, bytes), kind, deadline)?;
         lease.wait_for_users(usage, deadline)?;
-        match domain.state().memories.at(lease.bytes.memory).poison_in(&lease.bytes.range) {
+        match domain.state().memories.at(lease.bytes.memory).poison_in(&lease.bytes.range, (u64::MAX, 0)) {
             Some(poison) if usage.reads() => Err(MapError::Poisoned { poison }),
             _ => Ok(lease),
         }

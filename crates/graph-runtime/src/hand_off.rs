@@ -106,7 +106,14 @@ impl Domain {
         let work = Work::Task(OwnedTask { task: HostTask::new(|_| {}), operands: operands.into() });
         let uses = 0..u32::try_from(recorded.uses.len()).unwrap_or(u32::MAX);
         let beside = Box::default();
-        recorded.nodes.push(Node { work, name: Some(NAME.into()), place, uses, beside });
+        recorded.nodes.push(Node {
+            work,
+            name: Some(NAME.into()),
+            place,
+            uses,
+            beside,
+            said: SmallVec::new(),
+        });
         let uses = recorded.bytes_of(0).collect();
         let segment = PlannedSegment { place, after: Vec::new(), uses, nodes: [0].into_iter().collect() };
         Ok(Plan {
@@ -181,9 +188,9 @@ impl Domain {
         let Begun { run, line, leases, .. } = begun;
         let mut state = self.state();
         self.end_leases(&mut state, &leases);
-        let marked = self.enqueue_in(&mut state, &run, 0, &crate::submit::Points::new(), Some(line));
+        let marked = self.enqueue_in(&mut state, &run, 0, &crate::submit::Points::new(), Some(line), None);
         match marked {
-            Ok(()) => state.note(&run, &run.plan.segments[0]),
+            Ok(()) => state.note(&run, 0),
             Err(error) => {
                 // The lane failed meanwhile, and with it what was enqueued.
                 let failure = Arc::new(warpweft_core_types::Failure::TaskFailed {
@@ -191,7 +198,7 @@ impl Domain {
                     reason: error.to_string(),
                 });
                 let cause = self.failure_of(&mut state, &run.plan, 0, .., failure);
-                state.poison(&run.plan, 0, .., &cause);
+                state.poison(&run, 0, .., &cause);
                 return Err(error);
             }
         }
@@ -236,10 +243,16 @@ impl Domain {
         let signals = [SemaphorePoint::new(&semaphore, point.value)];
         queue.submit(&Submission { waits: &[], ops: &[], signals: &signals })?;
         target.assigned = point.value;
-        let placed =
-            RunSegment { point, semaphore, after: SmallVec::new(), status: Status::UnderWay, moments: None };
+        let placed = RunSegment {
+            point,
+            semaphore,
+            after: SmallVec::new(),
+            status: Status::UnderWay,
+            skipped: None,
+            moments: None,
+        };
         run.state().segments.push(placed);
-        state.note(&run, &plan.segments[0]);
+        state.note(&run, 0);
         state.next_run += 1;
         state.counts.submissions += 1;
         state.in_flight.push_back(Arc::clone(&run));

@@ -71,6 +71,7 @@
 //! device for a kernel. Graphs have no branches and no loops.
 #![forbid(unsafe_code)]
 
+mod any;
 mod completion;
 mod config;
 mod domain;
@@ -83,6 +84,7 @@ mod graph;
 mod guard;
 mod hand_off;
 mod infer;
+mod later;
 mod memory;
 mod node;
 mod order;

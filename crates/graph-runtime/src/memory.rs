@@ -56,13 +56,24 @@ pub(crate) struct Bytes {
 pub(crate) struct Memory {
     pub(crate) device: DeviceId,
     pub(crate) users: RangeMap<Point>,
-    poisoned: Vec<(Range<u64>, Arc<NodeFailure>)>,
+    poisoned: Vec<Poisoned>,
     leases: Vec<Lease>,
     /// Where it is, and the buffers it was seen as.
     space: usize,
     start: u64,
     size: u64,
     buffers: SmallVec<[(usize, Weak<dyn Buffer>); 1]>,
+}
+
+/// When something was submitted: the number of its run, and of its segment.
+pub(crate) type Turn = (u64, usize);
+
+/// Bytes that failed work was to write. What was submitted before it knows nothing of them.
+#[derive(Debug, Clone)]
+struct Poisoned {
+    range: Range<u64>,
+    cause: Arc<NodeFailure>,
+    turn: Turn,
 }
 
 /// Bytes that the host, or another library, has for itself.
@@ -225,29 +236,43 @@ impl Memory {
         self.leases.retain(|lease| lease.id != id);
     }
 
-    /// The first poisoned bytes of a range.
-    pub(crate) fn poison_in(&self, range: &Range<u64>) -> Option<Poison> {
-        let (range, cause) = self.poisoned.iter().find(|(poisoned, _)| overlap(poisoned, range))?;
-        Some(Poison { device: self.device, range: range.clone(), cause: Arc::clone(cause) })
+    pub(crate) const fn is_poisoned(&self) -> bool {
+        !self.poisoned.is_empty()
     }
 
-    pub(crate) fn poison(&mut self, range: Range<u64>, cause: &Arc<NodeFailure>) {
-        self.heal(&range);
-        self.poisoned.push((range, Arc::clone(cause)));
+    /// The first poisoned bytes of a range, as far as whoever has this turn is concerned.
+    pub(crate) fn poison_in(&self, range: &Range<u64>, turn: Turn) -> Option<Poison> {
+        self.poisons_in(range, turn).next()
     }
 
-    /// All of a range is written anew.
-    pub(crate) fn heal(&mut self, range: &Range<u64>) {
+    /// All of them.
+    pub(crate) fn poisons_in(&self, range: &Range<u64>, turn: Turn) -> impl Iterator<Item = Poison> {
+        let concerns = move |one: &&Poisoned| one.turn < turn && overlap(&one.range, range);
+        self.poisoned.iter().filter(concerns).map(|Poisoned { range, cause, .. }| Poison {
+            device: self.device,
+            range: range.clone(),
+            cause: Arc::clone(cause),
+        })
+    }
+
+    pub(crate) fn poison(&mut self, range: Range<u64>, cause: &Arc<NodeFailure>, turn: Turn) {
+        self.heal(&range, turn);
+        self.poisoned.push(Poisoned { range, cause: Arc::clone(cause), turn });
+    }
+
+    /// All of a range is written anew, by whoever has this turn.
+    pub(crate) fn heal(&mut self, range: &Range<u64>, turn: Turn) {
         if self.poisoned.is_empty() {
             return;
         }
-        let rest = |(poisoned, cause): (Range<u64>, Arc<NodeFailure>)| {
-            let left = poisoned.start..poisoned.end.min(range.start);
-            let right = poisoned.start.max(range.end)..poisoned.end;
-            [(left, Arc::clone(&cause)), (right, cause)]
+        let rest = |one: Poisoned| {
+            let is_older = one.turn <= turn;
+            let left = one.range.start..if is_older { one.range.end.min(range.start) } else { one.range.end };
+            let right = if is_older { one.range.start.max(range.end)..one.range.end } else { 0..0 };
+            [Poisoned { range: left, ..one.clone() }, Poisoned { range: right, ..one }]
         };
         let healed = std::mem::take(&mut self.poisoned).into_iter().flat_map(rest);
-        self.poisoned = healed.filter(|(range, _)| !range.is_empty()).collect();
+        self.poisoned = healed.filter(|one| !one.range.is_empty()).collect();
     }
 }
 

@@ -165,6 +165,10 @@ pub(crate) struct OwnedTask {
 }
 
 impl OwnedTask {
+    pub(crate) fn nothing() -> Self {
+        Self { task: HostTask::new(|_| {}).brief(), operands: Arc::default() }
+    }
+
     pub(crate) fn call(&self) -> Result<(), TaskError> {
         self.task.call(&TaskContext::new(&self.operands))
     }
@@ -191,7 +195,7 @@ impl Work {
     }
 
     /// The same with other views in the place of some; nothing if it uses none of those.
-    pub(crate) fn moved(
+    fn moved(
         &self,
         name: &str,
         moved: &impl Fn(&BufferView) -> Option<BufferView>,
@@ -235,10 +239,40 @@ pub(crate) fn own(desc: &NodeDesc<'_>, place: NodePlace) -> Node {
         place,
         uses: 0..0,
         beside: desc.beside.into(),
+        said: desc.usages.clone(),
     }
 }
 
-pub(crate) fn own_work(work: &WorkDesc<'_>) -> Work {
+impl Node {
+    /// What is in its place once it is described so: at the same place under the same name, and with what was said of
+    /// usages, and beside its operands, unless something else is said.
+    pub(crate) fn described(&self, desc: &NodeDesc<'_>) -> Self {
+        let new = own(desc, self.place);
+        Self {
+            work: new.work,
+            beside: if new.beside.is_empty() { self.beside.clone() } else { new.beside },
+            said: if new.said.is_empty() { self.said.clone() } else { new.said },
+            ..self.clone()
+        }
+    }
+
+    /// The same with other views in the place of some; nothing if it uses none of those.
+    pub(crate) fn moved(
+        &self,
+        moved: &impl Fn(&BufferView) -> Option<BufferView>,
+    ) -> Result<Option<Self>, RecordError> {
+        let work = self.work.moved(self.label(), moved)?;
+        if work.is_none() && self.beside.iter().all(|(view, _)| moved(view).is_none()) {
+            return Ok(None);
+        }
+        let beside =
+            |(view, usage): &(BufferView, Usage)| (moved(view).unwrap_or_else(|| view.clone()), *usage);
+        let work = work.unwrap_or_else(|| self.work.clone());
+        Ok(Some(Self { work, beside: self.beside.iter().map(beside).collect(), ..self.clone() }))
+    }
+}
+
+fn own_work(work: &WorkDesc<'_>) -> Work {
     match work {
         WorkDesc::Op(op) => Work::Device(Arc::new(GraphOp::from(op))),
         WorkDesc::Captured(work) => Work::Device(Arc::new(GraphOp::Captured(Arc::clone(work)))),

@@ -16,7 +16,6 @@ use crate::{
     node::{NodeId, OwnedTask, Work},
     order::Dag,
     segment::{self, Place},
-    task::HostTask,
     trace::Stamps,
     usage::Usage,
 };
@@ -181,7 +180,7 @@ impl Layout {
         let node = segment.nodes.first().map(|&node| &self.plan.recorded.nodes[node as usize].work);
         match node {
             Some(Work::Task(task)) => task.clone(),
-            _ => OwnedTask { task: HostTask::new(|_| {}).brief(), operands: Arc::default() },
+            _ => OwnedTask::nothing(),
         }
     }
 

@@ -7,6 +7,7 @@ use warpweft_core_types::{Semaphore, SemaphorePoint};
 
 use crate::{
     error::{CompletionError, NodeFailure},
+    later::Later,
     memory::Point,
     plan::{Plan, SlotWork},
     sync::{AtomicBool, Mutex, MutexGuard, Ordering},
@@ -42,6 +43,9 @@ pub(crate) struct RunSegment {
     /// What it waits for, its own line left out.
     pub(crate) after: SmallVec<[Point; 4]>,
     pub(crate) status: Status,
+    /// Why it does nothing, if that is so: then it only ends when what it would have come after has ended, since others
+    /// count on that.
+    pub(crate) skipped: Option<Arc<NodeFailure>>,
     /// When it ended, or its task ran, for a trace.
     pub(crate) moments: Option<Arc<Moments>>,
 }
@@ -51,6 +55,13 @@ pub(crate) enum Status {
     UnderWay,
     Done,
     Failed(Arc<NodeFailure>),
+}
+
+impl RunSegment {
+    /// Its point has been reached.
+    pub(crate) fn pass(&mut self) {
+        self.status = self.skipped.take().map_or(Status::Done, Status::Failed);
+    }
 }
 
 impl Run {
@@ -70,17 +81,15 @@ impl Run {
     /// nothing.
     pub(crate) fn reused(spare: Option<Arc<Self>>, id: u64, plan: &Arc<Plan>, work: &SlotWork) -> Arc<Self> {
         let Some(mut spare) = spare else { return Arc::new(Self::new(id, plan, work)) };
-        let Some(own) = Arc::get_mut(&mut spare) else { return Arc::new(Self::new(id, plan, work)) };
+        let is_alike = Arc::ptr_eq(&spare.plan, plan) && Arc::ptr_eq(&spare.work, work);
+        let Some(own) = Arc::get_mut(&mut spare).filter(|_| is_alike) else {
+            Later::Drop { _run: spare }.schedule();
+            return Arc::new(Self::new(id, plan, work));
+        };
         own.id = id;
         own.submitted = Instant::now();
         own.cancelled = AtomicBool::new(false);
         own.traced = AtomicBool::new(false);
-        if !Arc::ptr_eq(&own.plan, plan) {
-            own.plan = Arc::clone(plan);
-        }
-        if !Arc::ptr_eq(&own.work, work) {
-            own.work = Arc::clone(work);
-        }
         let mut state = own.state();
         state.segments.clear();
         state.broken = None;
@@ -114,13 +123,13 @@ impl Run {
             // A value that was reached stays so. Asking is a call of the driver, so it is asked once more only where
             // there is a failure, before which it may have been reached.
             if segment.semaphore.value() >= segment.point.value {
-                segment.status = Status::Done;
+                segment.pass();
             } else if segment.semaphore.failure().is_none() {
                 waits = true;
                 // The rest is for when this has ended.
                 break;
             } else if segment.semaphore.value() >= segment.point.value {
-                segment.status = Status::Done;
+                segment.pass();
             } else {
                 return Look::Failing;
             }

@@ -1,6 +1,6 @@
 //! The domain as programs hold it.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{fmt, sync::Arc};
 
 use smallvec::SmallVec;
 use warpweft_core_types::{
@@ -9,18 +9,19 @@ use warpweft_core_types::{
 };
 
 use crate::{
+    any::wait_for_any,
     completion::Completion,
     config::RuntimeConfig,
-    domain::{Domain, State},
-    error::{MapError, RecordError, RunError},
+    domain::Domain,
+    error::{BusyReason, MapError, RecordError, RunError},
     graph::{Graph, NodePlace, Recorded, range_error},
     guard::{ReadGuard, WriteGuard},
     hand_off::HandOff,
     infer::Use,
     node::{NodeDesc, Work, WorkDesc, own, usage_of},
     plan::{Plan, PlannedSegment, SegmentWork},
+    run::Run,
     statistics::Statistics,
-    sync::MutexGuard,
     task::HostTask,
     trace::ExecutionTrace,
     usage::Usage,
@@ -406,33 +407,34 @@ fn note(
 }
 
 impl Domain {
-    /// Waits until something that was in the way may be gone; whether there was time left.
-    pub(crate) fn wait_for_room(&self, deadline: Deadline) -> bool {
-        let remaining = deadline.remaining();
-        if remaining.is_zero() {
-            return false;
+    /// Waits until what was in the way of a plan may be gone; whether there was time left.
+    pub(crate) fn wait_for_room(&self, reason: &BusyReason, plan: &Plan, deadline: Deadline) -> bool {
+        match reason {
+            BusyReason::Leased { .. } | BusyReason::HandedOff { .. } => self.wait_for_holders(plan, deadline),
+            _ => self.wait_for_an_end(deadline),
         }
+    }
+
+    /// Waits until nobody holds bytes that a plan uses. Asked again under the lock, so that no end is missed.
+    fn wait_for_holders(&self, plan: &Plan, deadline: Deadline) -> bool {
         let mut state = self.state();
-        self.forget_ended(&mut state);
-        let oldest = state.in_flight.front().and_then(|run| run.next_point());
-        match oldest {
-            Some(point) => {
-                drop(state);
-                let _reached = point.wait(deadline);
+        while state.holder(plan).is_some() {
+            if deadline.is_past() {
+                return false;
             }
-            // Only a guard can be in the way then.
-            None => drop(self.wait_for_change(state, remaining)),
+            state = self.wait_for_change(state, deadline.remaining());
         }
         true
     }
 
-    /// Gives the lock away until a lease has ended, or time is up.
-    pub(crate) fn wait_for_change<'a>(
-        &self,
-        state: MutexGuard<'a, State>,
-        remaining: Duration,
-    ) -> MutexGuard<'a, State> {
-        let waited = self.changed.wait_timeout(state, remaining);
-        waited.unwrap_or_else(|poisoned| poisoned.into_inner()).0
+    /// Waits until something that is under way may have ended.
+    fn wait_for_an_end(&self, deadline: Deadline) -> bool {
+        if deadline.is_past() {
+            return false;
+        }
+        let runs: Vec<Arc<Run>> = self.state().in_flight.iter().cloned().collect();
+        let points: Option<Vec<_>> = runs.iter().map(|run| run.next_point()).collect();
+        // One without a point that is not past has ended.
+        points.is_none_or(|points| wait_for_any(&points, deadline))
     }
 }

@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use warpweft_core_types::{ErrorClass, Failure, WorkId};
 
 use crate::{
@@ -17,15 +17,26 @@ use crate::{
     memory::Point,
     plan::SegmentWork,
     run::{Run, Status},
-    submit::{Points, add},
+    submit::{Points, add, is_lane_failure},
     sync::Ordering,
 };
 
-/// A segment that failed for another's sake: its run, its number, and the point it had.
-struct Bystander {
+/// A segment that has not ended well: its run, its number, and the point it had.
+struct Open {
     run: Arc<Run>,
     number: usize,
     old: Point,
+    kind: Kind,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// It failed by itself.
+    Culprit,
+    /// It failed for another's sake.
+    Bystander,
+    /// It may still end well, or has not heard yet that it does not.
+    UnderWay,
 }
 
 impl Domain {
@@ -37,10 +48,10 @@ impl Domain {
             .iter()
             .map(|line| line.semaphore.failure().map(|failure| (line.semaphore.value(), failure)))
             .collect();
-        let mut bystanders = Vec::new();
+        let mut open = Vec::new();
         let runs: Vec<Arc<Run>> = state.in_flight.iter().cloned().collect();
         for run in &runs {
-            self.judge(state, run, &failures, &mut bystanders);
+            self.judge(state, run, &failures, &mut open);
         }
         for (line, failure) in (0..).zip(&failures) {
             if failure.is_some() {
@@ -48,8 +59,12 @@ impl Domain {
             }
         }
         let mut moved = FxHashMap::default();
-        for bystander in bystanders {
-            self.retry(state, &bystander, &mut moved);
+        // In the order of submission, so that whoever writes bytes last decides whether they are poisoned.
+        for open in &open {
+            match open.kind {
+                Kind::UnderWay => repeat(state, open),
+                Kind::Culprit | Kind::Bystander => self.retry(state, open, &mut moved),
+            }
         }
         for memory in state.memories.all() {
             memory.users.rename(|point| moved.get(&point).copied().unwrap_or(point));
@@ -57,6 +72,7 @@ impl Domain {
         for run in &runs {
             conclude(run);
         }
+        state.forget_lost(&runs);
         self.changed.notify_all();
     }
 
@@ -66,17 +82,25 @@ impl Domain {
         state: &mut State,
         run: &Arc<Run>,
         failures: &[Option<(u64, Arc<Failure>)>],
-        bystanders: &mut Vec<Bystander>,
+        open: &mut Vec<Open>,
     ) {
         let count = run.state().segments.len();
         for number in 0..count {
             let own = run.state().segments[number].clone();
-            let Some((value, failure)) = &failures[own.point.line as usize] else { continue };
             if !matches!(own.status, Status::UnderWay) {
                 continue;
             }
+            let mut add = |kind| open.push(Open { run: Arc::clone(run), number, old: own.point, kind });
+            let Some((value, failure)) = &failures[own.point.line as usize] else {
+                // What has ended decides no more: others may have poisoned the bytes since.
+                match own.semaphore.poll(own.point.value) {
+                    Ok(true) => run.state().segments[number].pass(),
+                    _ => add(Kind::UnderWay),
+                }
+                continue;
+            };
             if own.point.value <= *value {
-                run.state().segments[number].status = Status::Done;
+                run.state().segments[number].pass();
                 continue;
             }
             let waited_in_vain =
@@ -84,9 +108,10 @@ impl Domain {
             // The first on its line that did not fail for what it waited for is what the line failed of.
             let first = state.failed_lines.insert(own.point.line);
             state.lost.insert(own.point);
-            if waited_in_vain || !first {
-                bystanders.push(Bystander { run: Arc::clone(run), number, old: own.point });
+            if waited_in_vain || !first || own.skipped.is_some() {
+                add(Kind::Bystander);
             } else {
+                add(Kind::Culprit);
                 self.condemn(state, run, number, failure);
             }
         }
@@ -114,21 +139,23 @@ impl Domain {
             }
             None => self.failure_of(state, &run.plan, number, .., Arc::clone(failure)),
         };
-        state.poison(&run.plan, number, first.unwrap_or(0).., &cause);
+        state.poison(run, number, first.unwrap_or(0).., &cause);
         if failure.class() == ErrorClass::DeviceLost {
             self.poison_device(state, segment.place, &cause);
         }
-        run.state().segments[number].status = Status::Failed(cause);
+        run.state().segments[number].skipped = Some(cause);
     }
 
     /// Nobody can tell what a lost device has left in its memory.
     fn poison_device(&self, state: &mut State, place: NodePlace, cause: &Arc<NodeFailure>) {
         let NodePlace::Device { device, .. } = place else { return };
         let id = self.devices[device as usize].id;
+        // Nothing that was submitted by now can heal it.
+        let turn = (state.next_run, 0);
         let mut quarantined = 0;
         for memory in state.memories.all().filter(|memory| memory.device == id) {
             quarantined += memory.size();
-            memory.poison(0..u64::MAX, cause);
+            memory.poison(0..u64::MAX, cause, turn);
         }
         state.counts.quarantined_bytes += quarantined;
     }
@@ -153,55 +180,140 @@ impl Domain {
         }
     }
 
-    /// Hands a bystander over again, unless it needs what failed.
-    fn retry(&self, state: &mut State, bystander: &Bystander, moved: &mut FxHashMap<Point, Point>) {
-        let Bystander { run, number, old } = bystander;
-        let segment = &run.plan.segments[*number];
-        let cause = state.first_poison(&run.plan, *number..=*number).map(|poison| poison.cause);
-        let cause = cause.or_else(|| {
-            let cancelled = run.cancelled.load(Ordering::Acquire);
-            cancelled.then(|| self.failure_of(state, &run.plan, *number, .., Arc::new(Failure::Cancelled)))
-        });
-        let cause = cause.or_else(|| {
-            // What another library enqueued went with its queue.
-            let gone = matches!(run.work[*number], SegmentWork::Mark);
-            let failure = || Failure::TaskFailed {
-                task: run.plan.name_of(*number).into(),
-                reason: "its queue failed, and work of another library cannot be handed over again"
-                    .to_owned(),
-            };
-            gone.then(|| self.failure_of(state, &run.plan, *number, .., Arc::new(failure())))
-        });
+    /// Hands a bystander over again, or skips it if it needs what failed.
+    fn retry(&self, state: &mut State, open: &Open, moved: &mut FxHashMap<Point, Point>) {
+        let Open { run, number, old, .. } = open;
+        let known = run.state().segments[*number].skipped.clone();
+        let cause = known.or_else(|| self.reason_to_skip(state, run, *number));
+        let points = self.points_again(state, open);
         if let Some(cause) = cause {
-            state.poison(&run.plan, *number, .., &cause);
-            run.state().segments[*number].status = Status::Failed(cause);
+            if open.kind == Kind::Bystander {
+                state.poison(run, *number, .., &cause);
+            }
+            self.skip(state, open, &points, cause, moved);
             return;
         }
-        let after = run.state().segments[*number].after.clone();
+        match self.enqueue_in(state, run, *number, &points, Some(old.line), None) {
+            Ok(()) => {
+                state.counts.resubmissions += 1;
+                moved.insert(*old, run.state().segments[*number].point);
+                state.heal(run, *number);
+            }
+            Err(error) if is_lane_failure(&error) && state.fails_with_its_line(open, &points) => {
+                moved.insert(*old, run.state().segments[*number].point);
+                state.heal(run, *number);
+            }
+            Err(error) => {
+                let failure = Arc::new(error.into_failure(&run.plan.name_of(*number)));
+                let cause = self.failure_of(state, &run.plan, *number, .., failure);
+                state.poison(run, *number, .., &cause);
+                run.state().segments[*number].status = Status::Failed(cause);
+            }
+        }
+    }
+
+    /// Why a bystander is not handed over again, if it is not.
+    fn reason_to_skip(&self, state: &mut State, run: &Run, number: usize) -> Option<Arc<NodeFailure>> {
+        if let Some(poison) = state.first_poison(&run.plan, number..=number, (run.id, number)) {
+            return Some(poison.cause);
+        }
+        let failure = if run.cancelled.load(Ordering::Acquire) {
+            Failure::Cancelled
+        } else if matches!(run.work[number], SegmentWork::Mark) {
+            // What another library enqueued went with its queue.
+            Failure::TaskFailed {
+                task: run.plan.name_of(number).into(),
+                reason: "its queue failed, and work of another library cannot be handed over again"
+                    .to_owned(),
+            }
+        } else {
+            return None;
+        };
+        Some(self.failure_of(state, &run.plan, number, .., Arc::new(failure)))
+    }
+
+    /// What a bystander comes after, where that is now.
+    fn points_again(&self, state: &mut State, open: &Open) -> Points {
+        let after = open.run.state().segments[open.number].after.clone();
         let mut points = Points::new();
         for point in after {
             // What was on a line that was replaced is behind whatever was handed over again there.
             let value = if state.lost.contains(&point) { state.line(point).assigned } else { point.value };
             add(&mut points, Point { value, ..point });
         }
-        match self.enqueue_in(state, run, *number, &points, Some(old.line)) {
-            Ok(()) => {
-                state.counts.resubmissions += 1;
-                moved.insert(*old, run.state().segments[*number].point);
-                state.heal(segment);
-            }
-            Err(error) => {
-                let failure =
-                    Arc::new(Failure::TaskFailed { task: String::new(), reason: error.to_string() });
-                let cause = self.failure_of(state, &run.plan, *number, .., failure);
-                state.poison(&run.plan, *number, .., &cause);
-                run.state().segments[*number].status = Status::Failed(cause);
-            }
+        points
+    }
+
+    /// Takes a segment as failed, once all that it comes after has ended: whoever uses the bytes next waits for it alone,
+    /// and not for those.
+    fn skip(
+        &self,
+        state: &mut State,
+        open: &Open,
+        points: &Points,
+        cause: Arc<NodeFailure>,
+        moved: &mut FxHashMap<Point, Point>,
+    ) {
+        let Open { run, number, old, .. } = open;
+        let last = state.line(*old).assigned;
+        let line = std::iter::once(Point { line: old.line, value: last });
+        let waits = line.chain(points.iter().copied()).any(|point| !state.line(point).is_past(point.value));
+        let place = |state: &mut State, line| {
+            self.enqueue_in(state, run, *number, points, Some(line), Some(&cause)).is_ok()
+        };
+        // A line of tasks where the device is lost.
+        let is_placed =
+            waits && (place(state, old.line) || self.task_line(state).is_ok_and(|line| place(state, line)));
+        if is_placed {
+            moved.insert(*old, run.state().segments[*number].point);
+        } else {
+            run.state().segments[*number].status = Status::Failed(cause);
         }
     }
 }
 
+/// What a segment that goes on makes of the bytes that it writes: others before it may have poisoned them just now. One
+/// that reads such bytes waits for what failed, and has not heard of it yet.
+fn repeat(state: &mut State, Open { run, number, .. }: &Open) {
+    let known = run.state().segments[*number].skipped.clone();
+    let cause = known.or_else(|| {
+        state.first_poison(&run.plan, *number..=*number, (run.id, *number)).map(|poison| poison.cause)
+    });
+    match cause {
+        Some(cause) => {
+            state.poison(run, *number, .., &cause);
+            run.state().segments[*number].skipped = Some(cause);
+        }
+        None => state.heal(run, *number),
+    }
+}
+
 impl State {
+    /// Has a segment be one that failed with its line, of something that was handed over before it, and whether the line
+    /// is a new one that failed again. It is looked at again with the others.
+    fn fails_with_its_line(&mut self, open: &Open, points: &Points) -> bool {
+        let line = &mut self.lines[open.old.line as usize];
+        if line.assigned == line.reached {
+            return false;
+        }
+        line.assigned += 1;
+        let mut own = open.run.state();
+        let own = &mut own.segments[open.number];
+        own.point = Point { line: open.old.line, value: line.assigned };
+        own.semaphore = Arc::clone(&line.semaphore);
+        own.after = points.iter().copied().collect();
+        true
+    }
+
+    /// Forgets points that nothing under way comes after.
+    fn forget_lost(&mut self, runs: &[Arc<Run>]) {
+        let after = |run: &Arc<Run>| -> Vec<Point> {
+            run.state().segments.iter().flat_map(|segment| segment.after.iter().copied()).collect()
+        };
+        let awaited: FxHashSet<Point> = runs.iter().flat_map(after).collect();
+        self.lost.retain(|point| awaited.contains(point));
+    }
+
     /// Whether a point will never be reached, or was not before its line was replaced.
     fn is_lost(&mut self, point: Point) -> bool {
         self.lost.contains(&point) || self.line(point).semaphore.poll(point.value).is_err()
@@ -211,9 +323,10 @@ impl State {
 /// Notes how a run has ended, if all of it has and some of it failed.
 fn conclude(run: &Run) {
     let mut state = run.state();
-    if state.outcome.is_some()
-        || state.segments.iter().any(|segment| matches!(segment.status, Status::UnderWay))
-    {
+    // It may be being handed over just now.
+    let is_whole = state.segments.len() == run.plan.segments.len() || state.broken.is_some();
+    let is_under_way = state.segments.iter().any(|segment| matches!(segment.status, Status::UnderWay));
+    if state.outcome.is_some() || !is_whole || is_under_way {
         return;
     }
     let failed = state.segments.iter().find_map(|segment| match &segment.status {
@@ -221,7 +334,8 @@ fn conclude(run: &Run) {
         _ => None,
     });
     if let Some(cause) = failed {
-        let cancelled = matches!(*cause.source, Failure::Cancelled);
+        // It may be another's cancelling that this one needed.
+        let cancelled = matches!(*cause.source, Failure::Cancelled) && run.cancelled.load(Ordering::Acquire);
         let error = if cancelled { CompletionError::Cancelled } else { CompletionError::Failed(cause) };
         state.outcome = Some(Err(error));
     }

@@ -10,9 +10,11 @@ use warpweft_core_types::{
 
 use crate::{
     domain::{Domain, Line, LineKind, State},
-    error::{BusyReason, RunError},
+    error::{BusyReason, NodeFailure, RunError},
     graph::NodePlace,
+    later::Later,
     memory::{Point, Unordered},
+    node::OwnedTask,
     plan::{Plan, PlannedSegment, SegmentWork, SlotWork},
     run::{Look, Run, RunSegment, Status},
     statistics::Counts,
@@ -24,6 +26,9 @@ use crate::{
 const LOOK_AGAIN_AFTER: usize = 8;
 /// Runs that are taken off the list for one submission: more than come, so that it gets shorter.
 const FORGOTTEN_AT_ONCE: usize = 2;
+/// How often failures are settled for the sake of one segment. A lane that fails again each time is that of a lost device,
+/// or has as many failures in it.
+const SETTLED_AT_MOST: usize = 64;
 
 /// Points to wait for, each line once.
 pub(crate) type Points = SmallVec<[Point; 8]>;
@@ -45,10 +50,22 @@ impl Domain {
             return Err(error);
         }
         let run = Run::reused(spare, state.next_run, plan, work);
-        for (number, segment) in plan.segments.iter().enumerate() {
-            let handed = self.hand_over(&mut state, &run, number);
+        // Whether something was found to have failed since the plan was admitted.
+        let mut failing = false;
+        for number in 0..plan.segments.len() {
+            let mut handed = self.hand_over(&mut state, &run, number, failing);
+            for _ in 0..SETTLED_AT_MOST {
+                // Something else in its lane failed and has not been settled. The lane gets another queue then, in which
+                // the next may fail.
+                if !handed.as_ref().is_err_and(is_lane_failure) {
+                    break;
+                }
+                failing = true;
+                self.settle_among(&mut state, &run);
+                handed = self.hand_over(&mut state, &run, number, failing);
+            }
             match handed {
-                Ok(()) => state.note(&run, segment),
+                Ok(()) => state.note(&run, number),
                 // Nothing has begun, so nothing is left behind.
                 Err(error) if number == 0 => return Err(error),
                 Err(error) => {
@@ -69,13 +86,10 @@ impl Domain {
             let reason = BusyReason::Capacity { limit: self.config.max_submissions };
             return Err(RunError::Busy { reason });
         }
-        for (bytes, usage) in plan.segments.iter().flat_map(|segment| &segment.uses) {
-            let memory = state.memories.at(bytes.memory);
-            if let Some(reason) = memory.holder(&bytes.range, *usage) {
-                return Err(RunError::Busy { reason });
-            }
+        if let Some(reason) = state.holder(plan) {
+            return Err(RunError::Busy { reason });
         }
-        match state.first_poison(plan, ..) {
+        match state.first_poison(plan, .., (u64::MAX, 0)) {
             Some(poison) => Err(RunError::Poisoned { poison }),
             None => Ok(()),
         }
@@ -132,6 +146,7 @@ impl Domain {
             }
             Look::Ended => {
                 end(run, (free_tasks, free_guests), lines, counts);
+                Later::Drop { _run: Arc::clone(run) }.schedule();
                 false
             }
         });
@@ -140,11 +155,34 @@ impl Domain {
         }
     }
 
-    /// Hands over one segment of a run.
-    fn hand_over(&self, state: &mut State, run: &Arc<Run>, number: usize) -> Result<(), RunError> {
+    /// Hands over one segment of a run, or skips it, where it is to be `checked` whether it reads poisoned bytes.
+    fn hand_over(
+        &self,
+        state: &mut State,
+        run: &Arc<Run>,
+        number: usize,
+        checked: bool,
+    ) -> Result<(), RunError> {
         let segment = &run.plan.segments[number];
+        let poison =
+            if checked { state.first_poison(&run.plan, number..=number, (run.id, number)) } else { None };
+        if let Some(poison) = poison.as_ref().filter(|_| number == 0) {
+            return Err(RunError::Poisoned { poison: poison.clone() });
+        }
         let points = self.points_before(state, run, segment);
-        self.enqueue_in(state, run, number, &points, None)
+        let skipped = poison.map(|poison| poison.cause);
+        self.enqueue_in(state, run, number, &points, None, skipped.as_ref())?;
+        if let Some(cause) = skipped {
+            state.poison(run, number, .., &cause);
+        }
+        Ok(())
+    }
+
+    /// Settles failures while a run is being handed over.
+    fn settle_among(&self, state: &mut State, run: &Arc<Run>) {
+        state.in_flight.push_back(Arc::clone(run));
+        self.settle(state);
+        state.in_flight.pop_back();
     }
 
     /// Everything that a segment comes after: earlier segments of its run, and others that use its bytes.
@@ -163,7 +201,8 @@ impl Domain {
         points
     }
 
-    /// Puts a segment in `line`, or in one of its place, behind `points`, and notes it in its run.
+    /// Puts a segment in `line`, or in one of its place, behind `points`, and notes it in its run. One that is skipped
+    /// takes its place and does nothing there.
     pub(crate) fn enqueue_in(
         &self,
         state: &mut State,
@@ -171,6 +210,7 @@ impl Domain {
         number: usize,
         points: &Points,
         line: Option<u32>,
+        skipped: Option<&Arc<NodeFailure>>,
     ) -> Result<(), RunError> {
         let segment = &run.plan.segments[number];
         let mut after: Points =
@@ -188,7 +228,8 @@ impl Domain {
         let target = &mut state.lines[line as usize];
         let point = Point { line, value: target.assigned + 1 };
         let signal = SemaphorePoint::new(&target.semaphore, point.value);
-        match (&target.kind, &run.work[number]) {
+        let work = if skipped.is_some() { &SegmentWork::Mark } else { &run.work[number] };
+        match (&target.kind, work) {
             (LineKind::Lane { queue, device }, work) => {
                 let device = self.devices[*device as usize].id;
                 let taken = give(queue.as_ref(), work, &waits, signal);
@@ -201,8 +242,12 @@ impl Domain {
             (LineKind::Task, SegmentWork::Task(task)) => {
                 let name = run.plan.name_of(number);
                 let work = (task.clone(), name, moments.clone());
-                Job::start(&self.workers, work, waits, signal, run);
+                Job::start(&self.workers, work, waits, signal, Some(run));
                 state.counts.tasks += 1;
+            }
+            (LineKind::Task, SegmentWork::Mark) => {
+                let work = (OwnedTask::nothing(), run.plan.name_of(number), None);
+                Job::start(&self.workers, work, waits, signal, None);
             }
             (LineKind::Task | LineKind::Guest { .. }, _) => {
                 return Err(RunError::from(SubmitError::Invalid {
@@ -218,7 +263,8 @@ impl Domain {
         if let Some(moments) = moments.as_ref().filter(|_| segment.place != NodePlace::Host) {
             semaphore.wake_when(point.value, Waker::from(Arc::clone(moments)));
         }
-        let placed = RunSegment { point, semaphore, after, status: Status::UnderWay, moments };
+        let skipped = skipped.map(Arc::clone);
+        let placed = RunSegment { point, semaphore, after, status: Status::UnderWay, skipped, moments };
         let mut own = run.state();
         match own.segments.get_mut(number) {
             Some(known) => *known = placed,
@@ -250,7 +296,7 @@ impl Domain {
     }
 
     /// A line for one task: an old one whose task has ended, or a new one.
-    fn task_line(&self, state: &mut State) -> Result<u32, RunError> {
+    pub(crate) fn task_line(&self, state: &mut State) -> Result<u32, RunError> {
         if let Some(line) = state.free_tasks.pop() {
             return Ok(line);
         }
@@ -272,18 +318,28 @@ impl State {
         let Self { in_flight, free_tasks, free_guests, lines, counts, .. } = self;
         if let Some(run) = in_flight.pop_front() {
             end(&run, (free_tasks, free_guests), lines, counts);
+            // What programs own goes with it.
+            Later::Drop { _run: run }.schedule();
         }
     }
 
+    /// What holds bytes that a plan uses.
+    pub(crate) fn holder(&mut self, plan: &Plan) -> Option<BusyReason> {
+        let mut uses = plan.segments.iter().flat_map(|segment| &segment.uses);
+        uses.find_map(|(bytes, usage)| self.memories.at(bytes.memory).holder(&bytes.range, *usage))
+    }
+
     /// Notes a segment at the memories it uses.
-    pub(crate) fn note(&mut self, run: &Run, segment: &PlannedSegment) {
-        let point = run.state().segments.last().map(|own| own.point);
-        let Some(point) = point else { return };
-        for (bytes, usage) in &segment.uses {
+    pub(crate) fn note(&mut self, run: &Run, number: usize) {
+        let own = run.state().segments.last().map(|own| (own.point, own.skipped.is_some()));
+        let Some((point, is_skipped)) = own else { return };
+        for (bytes, usage) in &run.plan.segments[number].uses {
             let memory = self.memories.at(bytes.memory);
             memory.users.add(bytes.range.clone(), *usage, point, &mut Unordered);
         }
-        self.heal(segment);
+        if !is_skipped {
+            self.heal(run, number);
+        }
     }
 
     /// The semaphores to wait for; those of the own line need no words.
@@ -317,6 +373,11 @@ fn end(
             LineKind::Lane { .. } => {}
         }
     }
+}
+
+/// Whether a queue takes no more, because something in it failed.
+pub(crate) fn is_lane_failure(error: &RunError) -> bool {
+    matches!(error, RunError::Submit(error) if matches!(**error, SubmitError::Failed(_)))
 }
 
 pub(crate) fn add(points: &mut Points, point: Point) {

@@ -84,7 +84,8 @@ pub(crate) struct Job {
     moments: Option<Arc<Moments>>,
     waits: SmallVec<[SemaphorePoint; 4]>,
     signal: SemaphorePoint,
-    run: Arc<Run>,
+    /// What may be cancelled; a mark is part of nobody's work.
+    run: Option<Arc<Run>>,
     stage: AtomicU8,
     workers: Arc<Workers>,
 }
@@ -250,7 +251,7 @@ impl Job {
         (task, name, moments): (OwnedTask, Box<str>, Option<Arc<Moments>>),
         waits: SmallVec<[SemaphorePoint; 4]>,
         signal: SemaphorePoint,
-        run: &Arc<Run>,
+        run: Option<&Arc<Run>>,
     ) {
         workers.lock().open += 1;
         let job = Arc::new(Self {
@@ -259,7 +260,7 @@ impl Job {
             moments,
             waits,
             signal,
-            run: Arc::clone(run),
+            run: run.cloned(),
             stage: AtomicU8::new(WAITING),
             workers: Arc::clone(workers),
         });
@@ -275,7 +276,7 @@ impl Job {
 
     /// Whether it belongs to a run.
     pub(crate) fn is_of(&self, run: &Arc<Run>) -> bool {
-        Arc::ptr_eq(&self.run, run)
+        self.run.as_ref().is_some_and(|own| Arc::ptr_eq(own, run))
     }
 
     /// Puts it in the queue if its turn has come, or never will: whoever runs it finds out which. Nothing is done on
@@ -312,7 +313,7 @@ impl Job {
         if let Some(failure) = self.waits.iter().find_map(|point| point.poll().err()) {
             return Err(failure);
         }
-        if self.run.cancelled.load(Ordering::Acquire) {
+        if self.run.as_ref().is_some_and(|run| run.cancelled.load(Ordering::Acquire)) {
             return Err(Arc::new(Failure::Cancelled));
         }
         let failed = |reason: String| Arc::new(Failure::TaskFailed { task: self.name.to_string(), reason });
@@ -346,7 +347,7 @@ mod loom_tests {
     use warpweft_core_types::{Deadline, DeviceId, DeviceUuid, Semaphore, SignalError, Timeline, WaitError};
 
     use super::*;
-    use crate::{plan::Plan, task::HostTask};
+    use crate::task::HostTask;
 
     /// A semaphore of the host alone.
     #[derive(Debug)]
@@ -404,10 +405,7 @@ mod loom_tests {
         let signal = SemaphorePoint::new(&Line::new(), 1);
         let task = OwnedTask { task: HostTask::new(|_| {}), operands: Arc::default() };
         let waits = waits.iter().map(|semaphore| SemaphorePoint::new(semaphore, 1)).collect();
-        let plan =
-            Plan { recorded: Arc::default(), segments: Vec::new(), has_collective: false, after: Vec::new() };
-        let run = Arc::new(Run::new(0, &Arc::new(plan), &Arc::from([])));
-        Job::start(workers, (task, "task".into(), None), waits, signal.clone(), &run);
+        Job::start(workers, (task, "task".into(), None), waits, signal.clone(), None);
         signal
     }
 

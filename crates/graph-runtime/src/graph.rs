@@ -4,8 +4,7 @@ use std::{fmt, ops::Range, sync::Arc};
 
 use rustc_hash::FxHashMap;
 use serde::Serialize;
-use smallvec::SmallVec;
-use warpweft_core_types::{BufferView, CopyRegion, DeviceId, FillRegion, Launch, Op, RangeError};
+use warpweft_core_types::{Buffer, BufferView, CopyRegion, DeviceId, FillRegion, Launch, Op, RangeError};
 
 use crate::{
     completion::Completion,
@@ -68,7 +67,7 @@ pub(crate) struct Node {
     /// What it uses though its work does not say so.
     pub(crate) beside: Box<[(BufferView, Usage)]>,
     /// How it uses operands otherwise than its work says, by their positions.
-    pub(crate) said: SmallVec<[(usize, Usage); 2]>,
+    pub(crate) said: Box<[(usize, Usage)]>,
 }
 
 /// Where a node runs.
@@ -87,6 +86,8 @@ pub(crate) enum NodePlace {
 pub(crate) struct GraphMemories {
     by_buffer: FxHashMap<usize, (u32, u64)>,
     by_global: FxHashMap<u32, u32>,
+    /// Those that are known by their addresses, so that no other comes to lie there.
+    held: Vec<Arc<dyn Buffer>>,
     /// A view of each.
     pub(crate) samples: Vec<BufferView>,
     /// By the runtime's number.
@@ -112,6 +113,7 @@ impl GraphMemories {
             global.push(number);
             self.samples.push(BufferView::whole(Arc::clone(view.buffer())));
         }
+        self.held.push(Arc::clone(view.buffer()));
         self.by_buffer.insert(key, (local, base));
         Ok((local, base))
     }

@@ -112,7 +112,7 @@ impl Domain {
             place,
             uses,
             beside,
-            said: SmallVec::new(),
+            said: Box::default(),
         });
         let uses = recorded.bytes_of(0).collect();
         let segment = PlannedSegment { place, after: Vec::new(), uses, nodes: [0].into_iter().collect() };
@@ -130,6 +130,8 @@ impl Domain {
     /// queue, and another library's work would get into the stream before it. Then the host waits.
     fn begin(&self, plan: &Arc<Plan>, deadline: Deadline) -> Result<Begun, RunError> {
         let mut state = self.state();
+        // A failure of somebody else's that has not been settled is no reason to refuse.
+        self.forget_ended(&mut state);
         self.admit(&mut state, plan)?;
         let run = Arc::new(Run::new(state.next_run, plan, &Arc::from([SegmentWork::Mark])));
         let mut points = self.points_before(&mut state, &run, &plan.segments[0]);

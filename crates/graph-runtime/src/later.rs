@@ -19,9 +19,7 @@ thread_local! {
 /// Something to do when no lock is held.
 pub(crate) enum Later {
     /// Let go of it.
-    Drop {
-        _run: Arc<Run>,
-    },
+    Drop { _run: Arc<Run> },
 }
 
 impl Later {

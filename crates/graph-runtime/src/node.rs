@@ -5,7 +5,7 @@ use std::{fmt, sync::Arc};
 use serde::Serialize;
 use smallvec::SmallVec;
 use warpweft_core_types::{
-    BufferView, CapturedWork, CopyRegion, DeviceId, FillRegion, GraphOp, Launch, Op, RangeError,
+    BufferView, CapturedWork, CopyRegion, DeviceId, FillRegion, GraphOp, Launch, Op, RangeError, SubmitError,
 };
 
 use crate::{
@@ -207,6 +207,10 @@ impl Work {
                     let op = op.with_views(moved).map_err(refused)?;
                     Ok(op.map(|op| Self::Device(Arc::new(GraphOp::Op(op)))))
                 }
+                GraphOp::Captured(work) if work.accesses().iter().any(|(view, _)| moved(view).is_some()) => {
+                    let reason = "captured work keeps its operands: capture it again".to_owned();
+                    Err(refused(SubmitError::Invalid { reason }))
+                }
                 _ => Ok(None),
             },
             Self::Task(task) => {
@@ -239,7 +243,7 @@ pub(crate) fn own(desc: &NodeDesc<'_>, place: NodePlace) -> Node {
         place,
         uses: 0..0,
         beside: desc.beside.into(),
-        said: desc.usages.clone(),
+        said: desc.usages[..].into(),
     }
 }
 

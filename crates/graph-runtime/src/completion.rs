@@ -66,7 +66,8 @@ impl Completion {
         self.run.cancel();
     }
 
-    /// Calls `callback` once it has ended, on a thread for tasks of the host, or at once. It must not block.
+    /// Calls `callback` once it has ended, on a thread for tasks of the host, or at once. It must not block; a
+    /// panic in it is caught and dropped.
     pub fn on_complete(&self, callback: impl FnOnce(Result<(), CompletionError>) + Send + 'static) {
         let callback: Box<Callback> = Box::new(callback);
         Arc::new(Watch { completion: self.clone(), callback: Mutex::new(Some(callback)) }).look();

@@ -15,7 +15,8 @@ pub struct RuntimeConfig {
     pub graph_slots: usize,
     /// Threads for tasks of the host, at least 1. They start with the first task.
     pub workers: usize,
-    /// What [`Runtime::allocate`](crate::Runtime::allocate) gives out at once; `None` for as much as devices have.
+    /// The most bytes that buffers known to the runtime may have while it allocates more, memory for copies over the host
+    /// included; buffers from elsewhere count once they are used. `None` for as much as devices have.
     pub memory_budget: Option<Bytes>,
     /// Events that a trace holds; the oldest go first.
     pub trace_events: usize,

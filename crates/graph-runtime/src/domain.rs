@@ -266,7 +266,10 @@ impl Domain {
             }
         };
         // A kernel, and work that was captured, is where it is; fills and collectives can be said to be elsewhere.
-        let fixed = matches!(desc.work, WorkDesc::Op(Op::Launch(_)) | WorkDesc::Captured(_));
+        let fixed = matches!(
+            desc.work,
+            WorkDesc::Op(Op::Launch(_)) | WorkDesc::Captured(_) | WorkDesc::Node(GraphOp::Captured(_))
+        );
         let device = if fixed { own } else { desc.device.or(own) };
         let device = device.unwrap_or(self.devices[0].id);
         Ok(NodePlace::Device { device: self.known(device, name)?, lane: desc.lane })
@@ -285,7 +288,7 @@ impl Domain {
             // Whoever has the bytes pushes them: writes to a peer need no answer.
             None => [src.device(), dst.device()].into_iter().collect(),
         };
-        for (view, _) in [(src, ()), (dst, ())] {
+        for view in [src, dst] {
             self.known(view.device(), name)?;
         }
         for candidate in candidates {

@@ -28,7 +28,7 @@ pub enum RecordError {
         /// What is wrong.
         source: RangeError,
     },
-    /// Two buffers share a part of their memory, and neither holds the other.
+    /// A buffer shares memory with one that was used before, and is not within it.
     #[error(
         "node {node:?}: its buffer shares a part of another buffer's memory; use views of one buffer that holds both"
     )]
@@ -254,7 +254,7 @@ fn name_all(nodes: &[FailedNode]) -> String {
     format!("{}{more}", names.join(" or "))
 }
 
-/// How a wait for a completion, or for memory, ended otherwise than well.
+/// How a submission ended otherwise than well, or that it had not ended by the deadline.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum CompletionError {
@@ -291,7 +291,7 @@ pub enum MapError {
         /// Which, and why.
         poison: Poison,
     },
-    /// The runtime was not made with the memory's device.
+    /// The runtime was not made with the memory's device, or the buffer shares memory with one that was used before.
     #[error(transparent)]
     Record(#[from] RecordError),
 }
@@ -318,7 +318,9 @@ impl RecordError {
     /// How to react.
     pub fn class(&self) -> ErrorClass {
         match self {
-            Self::Staging { .. } | Self::TooManyNodes { .. } => ErrorClass::Exhausted,
+            Self::Staging { source, .. } => source.class(),
+            Self::Operand { source, .. } => source.class(),
+            Self::TooManyNodes { .. } => ErrorClass::Exhausted,
             _ => ErrorClass::Usage,
         }
     }

@@ -10,7 +10,7 @@ use crate::{
     completion::Completion,
     domain::Domain,
     error::{BusyReason, PrepareError, RecordError, RunError},
-    graph::Graph,
+    graph::{Graph, NodePlace},
     later::Held,
     node::{NodeDesc, NodeId},
     plan::{Layout, Plan, SegmentWork, SlotWork},
@@ -65,7 +65,8 @@ impl ExecutableGraph {
         Ok(Completion { domain: Arc::clone(&self.graph.domain), run })
     }
 
-    /// The same, but waits for a slot, or for room in the runtime, until the deadline.
+    /// The same, but waits until the deadline for a slot, for room in the runtime, and for guards and hand-offs to end,
+    /// a guard of the caller's own too.
     ///
     /// # Errors
     ///
@@ -104,6 +105,8 @@ impl ExecutableGraph {
     /// What a description says of usages, or of bytes beside the operands, stands in the place of what was said before;
     /// the name, the device and the lane stay those of the node.
     ///
+    /// Of two changes of one node the last counts. A copy over memory of the host is several nodes, each for itself.
+    ///
     /// Hazards are inferred anew. Where the order stays what it was, devices only exchange operands; where it changes,
     /// they prepare the graph again.
     ///
@@ -119,12 +122,19 @@ impl ExecutableGraph {
         if let Some(&node) = changes.keys().find(|node| node.index() >= node_count) {
             return Err(PrepareError::NoSuchNode { node, node_count });
         }
-        let graph =
-            self.graph.rerecorded(|id, node| Ok(changes.get(&id).map(|desc| node.described(desc))))?;
+        let graph = self.graph.rerecorded(|id, node| {
+            let Some(desc) = changes.get(&id) else { return Ok(None) };
+            if node.place == NodePlace::Host {
+                // Such as memory that the host cannot address.
+                self.graph.domain.place(desc)?;
+            }
+            Ok(Some(node.described(desc)))
+        })?;
         self.exchange(graph)
     }
 
     /// Puts `to` in the place of `from`, both of one length: every view within `from` becomes the same bytes of `to`.
+    /// Views that leave `from`, and views of other buffers of the same memory, stay.
     ///
     /// # Errors
     ///

@@ -13,7 +13,7 @@ use crate::{
     exec::ExecutableGraph,
     infer::{Inference, MAX_NODES, Use},
     memory::Bytes,
-    node::{NodeDesc, NodeId, Work, WorkDesc, own, usage_of},
+    node::{NodeDesc, NodeId, Work, WorkDesc, check_said, own, usage_of},
     order::Dag,
     staging,
     task::HostTask,
@@ -438,14 +438,8 @@ fn note_uses(
         operand += 1;
     });
     outcome?;
-    node.beside.iter().try_for_each(|(view, usage)| note(view, *usage))?;
-    match node.said.iter().find(|(asked, _)| *asked >= operand) {
-        Some(&(operand, asked)) => {
-            let node = node.label().to_owned();
-            Err(RecordError::Usage { node, operand, actual: "missing".to_owned(), asked })
-        }
-        None => Ok(()),
-    }
+    check_said(node, operand)?;
+    node.beside.iter().try_for_each(|(view, usage)| note(view, *usage))
 }
 
 impl fmt::Debug for Graph {

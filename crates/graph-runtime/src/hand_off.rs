@@ -147,12 +147,17 @@ impl Domain {
         let held = state.waits_outside(self, device);
         let passed = if held { Some(self.guest_line(&mut state, device)?) } else { None };
         let passed = passed.map(|number| {
-            let line = &mut state.lines[number as usize];
-            line.assigned += 1;
-            (number, SemaphorePoint::new(&line.semaphore, line.assigned))
+            let line = &state.lines[number as usize];
+            (number, SemaphorePoint::new(&line.semaphore, line.assigned + 1))
         });
         let signals = passed.as_ref().map(|(_, point)| point.clone());
-        queue.submit(&Submission { waits: &waits, ops: &[], signals: signals.as_slice() })?;
+        let taken = queue.submit(&Submission { waits: &waits, ops: &[], signals: signals.as_slice() });
+        match (&passed, &taken) {
+            (Some((number, point)), Ok(_)) => state.lines[*number as usize].assigned = point.value,
+            (Some((number, _)), Err(_)) => state.free_guests.entry(device).or_default().push(*number),
+            (None, _) => {}
+        }
+        taken?;
         let leases = plan.segments[0].uses.iter().map(|(bytes, _)| {
             let id = state.memories.lease(bytes, LeaseKind::HandOff);
             (bytes.clone(), id)

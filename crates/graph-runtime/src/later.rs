@@ -13,28 +13,14 @@ use crate::run::Run;
 thread_local! {
     /// How many of the runtimes' locks this thread holds.
     static HELD: Cell<usize> = const { Cell::new(0) };
-    static LATER: RefCell<Vec<Later>> = const { RefCell::new(Vec::new()) };
+    static LATER: RefCell<Vec<Arc<Run>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Something to do when no lock is held.
-pub(crate) enum Later {
-    /// Let go of it.
-    Drop { _run: Arc<Run> },
-}
-
-impl Later {
-    /// Does it now, or as soon as this thread holds no lock.
-    pub(crate) fn schedule(self) {
-        if HELD.get() == 0 {
-            return self.perform();
-        }
-        LATER.with_borrow_mut(|later| later.push(self));
-    }
-
-    fn perform(self) {
-        match self {
-            Self::Drop { .. } => {}
-        }
+/// Lets go of a run now, or as soon as this thread holds no lock.
+pub(crate) fn drop_later(run: Arc<Run>) {
+    if HELD.get() > 0 {
+        // Where the thread is ending there is no later.
+        let _kept = LATER.try_with(|later| later.borrow_mut().push(run));
     }
 }
 
@@ -53,8 +39,9 @@ impl Drop for Held {
     fn drop(&mut self) {
         HELD.set(HELD.get() - 1);
         if HELD.get() == 0 {
-            // Outside the borrow: what is done may schedule more.
-            LATER.take().into_iter().for_each(Later::perform);
+            // Outside the borrow: what is dropped may have more dropped.
+            let later = LATER.try_with(RefCell::take).unwrap_or_default();
+            drop(later);
         }
     }
 }

@@ -48,8 +48,8 @@
 //!
 //! # Choices
 //!
-//! - Order is by ranges of bytes, not by buffers, and buffers that stand for the same memory are known to. Two uses that
-//!   only read, that reduce alike ([`Usage::Reduce`]) or that may trade places ([`Usage::Commutative`]) do not wait for
+//! - Order is by ranges of bytes, not by buffers, and buffers that stand for the same memory are known to be
+//!   one. Two uses that only read, that reduce alike ([`Usage::Reduce`]) or that may trade places ([`Usage::Commutative`]) do not wait for
 //!   each other as two writers do.
 //! - Work is cut into segments as large as the order allows ([`Graph::segments`]). A device is handed each as one of its
 //!   own prepared graphs, and waits for other devices on semaphores: no thread of the host stands in between, unless a
@@ -59,8 +59,9 @@
 //!   ([`ReadGuard`], [`WriteGuard`]) are ordered with graphs by the same bytes.
 //! - Operands can be exchanged between submissions ([`ExecutableGraph::rebind`]); other libraries can have bytes for a
 //!   while ([`Runtime::hand_off`]).
-//! - A failure concerns what needed it: those nodes are skipped, and only bytes that they were to write are poisoned,
-//!   until they are written or reset. Dropping a [`Completion`] cancels nothing.
+//! - A failure concerns the node, or its segment where the device does not tell which it was, and what needed it: those
+//!   are skipped, and the bytes that they were to write are poisoned, until they are written or reset. A device that is
+//!   lost poisons all of its memory. Dropping a [`Completion`] cancels nothing.
 //! - What was inferred can be asked for ([`Graph::why`], [`Graph::reasons`], [`Graph::critical_path`]), drawn
 //!   ([`Graph::to_dot`], [`Graph::to_svg`]), and what ran can be traced ([`Runtime::start_trace`]).
 //!

@@ -58,6 +58,8 @@ pub(crate) struct Memory {
     pub(crate) users: RangeMap<Point>,
     poisoned: Vec<Poisoned>,
     leases: Vec<Lease>,
+    /// Its device was lost.
+    pub(crate) is_quarantined: bool,
     /// Where it is, and the buffers it was seen as.
     space: usize,
     start: u64,
@@ -153,6 +155,7 @@ impl Memories {
             users: RangeMap::default(),
             poisoned: Vec::new(),
             leases: Vec::new(),
+            is_quarantined: false,
             space,
             start: bytes.start,
             size: bytes.end - bytes.start,

@@ -106,15 +106,16 @@ impl<'a> NodeDesc<'a> {
         self
     }
 
-    /// The same, carried out by this device. Kernels run where they were loaded; copies choose one of the two devices
-    /// by themselves.
+    /// The same, carried out by this device. Kernels and captured work run where they were made, tasks on the host, and
+    /// copies that no one device can do by way of the host, whatever is said here.
     pub const fn on(mut self, device: DeviceId) -> Self {
         self.device = Some(device);
         self
     }
 
     /// The same in a line of its own on its device: nodes of different lanes go to the device in different
-    /// submissions. Bytes are ordered across lanes as everywhere. Lane 0 is where all nodes are that say nothing.
+    /// submissions. Bytes are ordered across lanes as everywhere. Lane 0 is where all nodes are that say nothing;
+    /// lanes beyond [`RuntimeConfig::lanes`](crate::RuntimeConfig::lanes) share queues, and tasks have none.
     pub const fn in_lane(mut self, lane: u32) -> Self {
         self.lane = lane;
         self
@@ -300,4 +301,15 @@ pub(crate) fn usage_of(
         return Ok(asked);
     }
     Err(RecordError::Usage { node: name.to_owned(), operand, actual: usage.to_string(), asked })
+}
+
+/// Whether everything that was said of usages is about one of a node's operands.
+pub(crate) fn check_said(node: &Node, operands: usize) -> Result<(), RecordError> {
+    match node.said.iter().find(|(asked, _)| *asked >= operands) {
+        Some(&(operand, asked)) => {
+            let node = node.label().to_owned();
+            Err(RecordError::Usage { node, operand, actual: "missing".to_owned(), asked })
+        }
+        None => Ok(()),
+    }
 }

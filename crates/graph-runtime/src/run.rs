@@ -7,7 +7,7 @@ use warpweft_core_types::{Semaphore, SemaphorePoint};
 
 use crate::{
     error::{CompletionError, NodeFailure},
-    later::Later,
+    later::drop_later,
     memory::Point,
     plan::{Plan, SlotWork},
     sync::{AtomicBool, Mutex, MutexGuard, Ordering},
@@ -83,7 +83,7 @@ impl Run {
         let Some(mut spare) = spare else { return Arc::new(Self::new(id, plan, work)) };
         let is_alike = Arc::ptr_eq(&spare.plan, plan) && Arc::ptr_eq(&spare.work, work);
         let Some(own) = Arc::get_mut(&mut spare).filter(|_| is_alike) else {
-            Later::Drop { _run: spare }.schedule();
+            drop_later(spare);
             return Arc::new(Self::new(id, plan, work));
         };
         own.id = id;

@@ -18,7 +18,7 @@ use crate::{
     guard::{ReadGuard, WriteGuard},
     hand_off::HandOff,
     infer::Use,
-    node::{NodeDesc, Work, WorkDesc, own, usage_of},
+    node::{NodeDesc, Work, WorkDesc, check_said, own, usage_of},
     plan::{Plan, PlannedSegment, SegmentWork},
     run::Run,
     statistics::Statistics,
@@ -137,7 +137,7 @@ impl Runtime {
 
     fn allocate_shared(&self, devices: &[DeviceId], size: u64) -> Result<Buffer, AllocError> {
         let Some((&first, others)) = devices.split_first() else {
-            return Err(AllocError::ZeroSize { device: self.domain.devices[0].id });
+            return Err(cannot_share(self.domain.devices[0].id, "no devices were named"));
         };
         // The strictest rule of all importers, for size and, since allocations begin at pages, for address.
         let mut multiple = 1;
@@ -146,7 +146,7 @@ impl Runtime {
             let family = family.ok_or_else(|| cannot_share(device, "it uses no memory of others"))?;
             multiple = multiple.max(family.alignment());
         }
-        let whole = self.allocate_on(first, size.next_multiple_of(multiple), MemoryKind::HostVisible)?;
+        let whole = self.allocate_on(first, size.checked_next_multiple_of(multiple).unwrap_or(u64::MAX), MemoryKind::HostVisible)?;
         let mut views: SmallVec<[BufferView; 1]> = SmallVec::new();
         let cut =
             |view: &BufferView| view.slice(0..size).map_err(|error| cannot_share(first, &error.to_string()));
@@ -326,7 +326,12 @@ impl Runtime {
         self.domain.start_trace()
     }
 
-    /// Ends the recording, with everything that has ended by now; none if nobody was recording.
+    /// Ends the recording, with everything that has ended by now; none if nobody was recording. Like the beginning, it
+    /// blocks while devices tell their time, three seconds for each at most.
+    ///
+    /// # Portability
+    ///
+    /// Devices without a clock, or without graphs, are observed by the host.
     pub fn finish_trace(&self) -> Option<ExecutionTrace> {
         self.domain.finish_trace()
     }
@@ -372,6 +377,7 @@ fn single(
         operand += 1;
     });
     outcome?;
+    check_said(&node, operand)?;
     node.beside.iter().try_for_each(|(view, usage)| note(domain, &mut recorded, desc, view, *usage))?;
     node.uses = 0..u32::try_from(recorded.uses.len()).unwrap_or(u32::MAX);
     let has_collective = node.work.kind() == "collective";

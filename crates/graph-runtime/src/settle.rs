@@ -154,7 +154,10 @@ impl Domain {
         let turn = (state.next_run, 0);
         let mut quarantined = 0;
         for memory in state.memories.all().filter(|memory| memory.device == id) {
-            quarantined += memory.size();
+            if !memory.is_quarantined {
+                quarantined += memory.size();
+                memory.is_quarantined = true;
+            }
             memory.poison(0..u64::MAX, cause, turn);
         }
         state.counts.quarantined_bytes += quarantined;

@@ -25,11 +25,13 @@ impl Hop {
         let Some(device) = self.device else {
             let task = HostTask::fallible(|context| Ok(context.copy(0, 1)?));
             let operands = [(self.src.clone(), Usage::Read), (self.dst.clone(), Usage::Write)];
-            return graph.push(&NodeDesc::task(&task, &operands).named(desc.label()), NodePlace::Host);
+            let task = NodeDesc::task(&task, &operands).named(desc.label()).beside(desc.beside);
+            return graph.push(&task, NodePlace::Host);
         };
         let copy =
             NodeDesc::copy(&self.src, &self.dst).map_err(|source| range_error(desc.label(), source))?;
-        graph.push(&copy.named(desc.label()), NodePlace::Device { device, lane: desc.lane })
+        let copy = copy.named(desc.label()).beside(desc.beside);
+        graph.push(&copy, NodePlace::Device { device, lane: desc.lane })
     }
 }
 

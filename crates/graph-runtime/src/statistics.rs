@@ -14,9 +14,10 @@ pub struct Statistics {
     pub completions: u64,
     /// Submissions that failed or were cancelled.
     pub failures: u64,
-    /// Submissions that were refused because something was busy.
+    /// Times a submission was refused for want of room or because bytes were held; busy slots and hand-offs are not
+    /// counted.
     pub refusals: u64,
-    /// Submissions that were handed over again, since their queue failed for another's sake.
+    /// Segments that were handed over again, since their queue failed for another's sake.
     pub resubmissions: u64,
     /// Submissions under way, as far as is known.
     pub in_flight: u64,
@@ -24,9 +25,10 @@ pub struct Statistics {
     pub segments: u64,
     /// Tasks of the host handed over.
     pub tasks: u64,
-    /// Nodes handed over, in all submissions.
+    /// Nodes handed over, those that were handed over again or skipped included.
     pub nodes: u64,
-    /// Bytes of copies that go over memory of the host, because no device reaches both ends.
+    /// Bytes of recorded copies that go over memory of the host, because no device reaches both ends; replays do not
+    /// count again.
     pub staged_bytes: u64,
     /// Buffers that were allocated here.
     pub allocations: u64,
@@ -34,7 +36,7 @@ pub struct Statistics {
     pub live_bytes: u64,
     /// The most of them that were counted.
     pub peak_bytes: u64,
-    /// Bytes that failed work on lost devices was to write: nobody can tell what such a device still does.
+    /// Bytes of all memory that was known on devices when they were lost: nobody can tell what is in it.
     pub quarantined_bytes: u64,
 }
 

@@ -12,7 +12,7 @@ use crate::{
     domain::{Domain, Line, LineKind, State},
     error::{BusyReason, NodeFailure, RunError},
     graph::NodePlace,
-    later::Later,
+    later::drop_later,
     memory::{Point, Unordered},
     node::OwnedTask,
     plan::{Plan, PlannedSegment, SegmentWork, SlotWork},
@@ -215,10 +215,10 @@ impl Domain {
         let segment = &run.plan.segments[number];
         let mut after: Points =
             points.iter().copied().filter(|point| !state.line(*point).is_known_past(point.value)).collect();
-        let line = match segment.place {
-            _ if line.is_some() => line.unwrap_or_default(),
-            NodePlace::Device { device, lane } => self.lane_for(state, device, lane, &mut after),
-            NodePlace::Host => {
+        let line = match (line, segment.place) {
+            (Some(line), _) => line,
+            (None, NodePlace::Device { device, lane }) => self.lane_for(state, device, lane, &mut after),
+            (None, NodePlace::Host) => {
                 after.retain(|point| !state.line(*point).is_past(point.value));
                 self.task_line(state)?
             }
@@ -273,8 +273,8 @@ impl Domain {
         Ok(())
     }
 
-    /// The lane to go on in: the one that it all waits for, if it is one, since a queue is in order by itself; else the
-    /// next in turn. Points that turn out to be past are taken out.
+    /// The lane to go on in: one of its device that it waits for, if there is one, since a queue is in order by itself;
+    /// else the next in turn. Points that turn out to be past are taken out.
     pub(crate) fn lane_for(&self, state: &mut State, device: u32, lane: u32, after: &mut Points) -> u32 {
         let lanes = u32::try_from(self.config.lanes).unwrap_or(u32::MAX);
         let first = device * lanes;
@@ -319,7 +319,7 @@ impl State {
         if let Some(run) = in_flight.pop_front() {
             end(&run, (free_tasks, free_guests), lines, counts);
             // What programs own goes with it.
-            Later::Drop { _run: run }.schedule();
+            drop_later(run);
         }
     }
 

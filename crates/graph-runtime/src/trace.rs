@@ -61,7 +61,7 @@ pub struct TraceEvent {
     pub clock: TraceClock,
     /// Bytes that it wrote, or may have written.
     pub written_bytes: u64,
-    /// The nodes of its submission that it came after.
+    /// The nodes of its submission that it came after; empty if its graph was prepared before the trace began.
     pub after: Vec<NodeId>,
     /// Whether it failed, or was skipped for another's sake.
     pub failed: bool,
@@ -193,6 +193,7 @@ impl Domain {
 
     /// Notes what a run that has ended did, once.
     pub(crate) fn trace_run(&self, run: &Run) {
+        // Relaxed: only who is first matters.
         if !self.tracer.is_active() || run.traced.swap(true, Ordering::Relaxed) {
             return;
         }

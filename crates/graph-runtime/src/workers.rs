@@ -313,6 +313,7 @@ impl Job {
         if let Some(failure) = self.waits.iter().find_map(|point| point.poll().err()) {
             return Err(failure);
         }
+        // Acquire: pairs with the release in `Run::cancel`.
         if self.run.as_ref().is_some_and(|run| run.cancelled.load(Ordering::Acquire)) {
             return Err(Arc::new(Failure::Cancelled));
         }

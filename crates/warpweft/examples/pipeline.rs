@@ -43,6 +43,7 @@ fn main() -> Result<(), Failure> {
     println!("{CHUNKS} chunks through 2 devices in {} pieces, all right", prepared.segment_count());
     let (busy, took) = times(&trace);
     println!("{busy:.1?} of work in {took:.1?}: {:.1} at once", busy.as_secs_f64() / took.as_secs_f64());
+    // As a test its argument is a test's name.
     if let Some(file) = env::args().nth(1).filter(|file| file.ends_with(".json")) {
         fs::write(&file, trace.to_json())?;
         println!("the trace is in {file}");

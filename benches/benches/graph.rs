@@ -235,8 +235,8 @@ fn show(name: &str, count: usize, mut round: impl FnMut() -> anyhow::Result<Dura
 
 fn print(name: &str, mut times: Vec<f64>) {
     times.sort_by(f64::total_cmp);
-    let at = |part: f64| times[((times.len() - 1) as f64 * part).round() as usize];
-    let (median, p99) = (at(0.5), at(0.99));
+    let at = |percent: usize| times[((times.len() - 1) * percent).div_ceil(100)];
+    let (median, p99) = (at(50), at(99));
     println!("{name:<52} p50 {median:>9.0} ns  p99 {p99:>9.0} ns");
     println!("{}", serde_json::json!({ "name": name.trim(), "median": median, "p99": p99, "unit": "ns" }));
 }

@@ -146,7 +146,11 @@ impl Runtime {
             let family = family.ok_or_else(|| cannot_share(device, "it uses no memory of others"))?;
             multiple = multiple.max(family.alignment());
         }
-        let whole = self.allocate_on(first, size.checked_next_multiple_of(multiple).unwrap_or(u64::MAX), MemoryKind::HostVisible)?;
+        let whole = self.allocate_on(
+            first,
+            size.checked_next_multiple_of(multiple).unwrap_or(u64::MAX),
+            MemoryKind::HostVisible,
+        )?;
         let mut views: SmallVec<[BufferView; 1]> = SmallVec::new();
         let cut =
             |view: &BufferView| view.slice(0..size).map_err(|error| cannot_share(first, &error.to_string()));

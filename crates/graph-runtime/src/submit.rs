@@ -146,7 +146,7 @@ impl Domain {
             }
             Look::Ended => {
                 end(run, (free_tasks, free_guests), lines, counts);
-                Later::Drop { _run: Arc::clone(run) }.schedule();
+                drop_later(Arc::clone(run));
                 false
             }
         });

@@ -1,7 +1,10 @@
 //! What is recorded, and what is inferred from it.
 
-use warpweft_core_types::{FillRegion, RangeError};
-use warpweft_graph_runtime::{Hazard, HostTask, MemoryPlacement, NodeDesc, PrepareError, RecordError, Usage};
+use warpweft_core_types::{Backend as _, Features, FillRegion, RangeError};
+use warpweft_graph_runtime::{
+    Hazard, HostTask, MemoryPlacement, NodeDesc, PrepareError, RecordError, RunError, RuntimeConfig, Usage,
+};
+use warpweft_host::HostBackend;
 
 use crate::rig::{Outcome, PATIENCE, Rig};
 
@@ -118,5 +121,39 @@ fn buffers_that_stand_for_one_memory_are_ordered() -> Outcome {
     assert_eq!(graph.predecessors(second), [first]);
     graph.run()?.wait(PATIENCE)?;
     assert_eq!(rig.words(one)[..6], [3, 3, 3, 3, 1, 1]);
+    Ok(())
+}
+
+#[test]
+fn copies_over_the_host_keep_what_they_use_beside() -> Outcome {
+    // Two backends, of which none reaches the other's memory.
+    let open = || HostBackend::with_devices(1)?.open(0, Features::empty());
+    let rig = Rig::of(vec![open()?, open()?], RuntimeConfig::default());
+    let ids: Vec<_> = rig.devices.iter().map(|device| device.info().id).collect();
+    let device = |at: usize| {
+        rig.runtime.allocate(&MemoryPlacement::Device(ids[at]), 64).map(|buffer| buffer.view().clone())
+    };
+    let order = [(rig.memory(0, 4), Usage::ReadWrite)];
+    let mut graph = rig.runtime.graph();
+    let first = graph.add(NodeDesc::copy(&device(0)?, &device(1)?)?.beside(&order))?;
+    let second = graph.add(NodeDesc::copy(&device(0)?, &device(1)?)?.beside(&order))?;
+    assert!(graph.len() > 2, "no device does them alone");
+    assert!(!graph.why(first, second).is_empty());
+    graph.run()?.wait(PATIENCE)?;
+    assert_eq!(rig.runtime.statistics().staged_bytes, 128);
+    Ok(())
+}
+
+#[test]
+fn single_operations_are_checked_like_nodes() -> Outcome {
+    let rig = Rig::new(2);
+    let buffer = rig.memory(0, 16);
+    let fill = NodeDesc::fill(FillRegion::bytes(&buffer, 1)).using(1, Usage::Write);
+    let error = rig.runtime.run(fill).expect_err("a fill has one operand");
+    assert!(matches!(error, RunError::Record(RecordError::Usage { operand: 1, .. })), "{error}");
+    let all = rig.devices.iter().map(|device| device.info().id).collect();
+    let error = rig.runtime.allocate(&MemoryPlacement::Shared(all), u64::MAX).expect_err("nobody has that");
+    assert!(error.to_string().contains("host:0"), "{error}");
+    assert!(rig.runtime.allocate(&MemoryPlacement::Shared(Vec::new()), 16).is_err());
     Ok(())
 }

@@ -41,6 +41,7 @@ const COVERS: &[&str] = &[
     "NativeCommunicator::size",
     "NativeCommunicator::check",
     "NativeCommunicator::abort",
+    "NativeCommunicator::close",
 ];
 
 const REGISTERS: &[&str] = &[

@@ -39,9 +39,10 @@ impl Drop for Held {
     fn drop(&mut self) {
         HELD.set(HELD.get() - 1);
         if HELD.get() == 0 {
-            // Outside the borrow: what is dropped may have more dropped.
-            let later = LATER.try_with(RefCell::take).unwrap_or_default();
-            drop(later);
+            // Outside the borrow: what is dropped may have more dropped. The list keeps its memory for the next time.
+            while let Ok(Some(run)) = LATER.try_with(|later| later.borrow_mut().pop()) {
+                drop(run);
+            }
         }
     }
 }

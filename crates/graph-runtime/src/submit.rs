@@ -45,6 +45,7 @@ impl Domain {
         spare: Option<Arc<Run>>,
     ) -> Result<Arc<Run>, RunError> {
         let mut state = self.state();
+        state.forget_spare(spare.as_ref());
         if let Err(error) = self.admit(&mut state, plan) {
             state.counts.refusals += u64::from(matches!(error, RunError::Busy { .. }));
             return Err(error);
@@ -311,6 +312,18 @@ impl State {
     fn forget_known(&mut self) {
         while self.in_flight.front().is_some_and(|run| run.outcome().is_some()) {
             self.forget_front();
+        }
+    }
+
+    /// Takes a run off the list that is to be used again, if it is the oldest and known to have ended. Whoever asks holds
+    /// it, so that nothing is dropped here.
+    fn forget_spare(&mut self, spare: Option<&Arc<Run>>) {
+        let oldest = self.in_flight.front().zip(spare);
+        if oldest.is_some_and(|(oldest, spare)| Arc::ptr_eq(oldest, spare) && oldest.outcome().is_some()) {
+            let Self { in_flight, free_tasks, free_guests, lines, counts, .. } = self;
+            if let Some(run) = in_flight.pop_front() {
+                end(&run, (free_tasks, free_guests), lines, counts);
+            }
         }
     }
 

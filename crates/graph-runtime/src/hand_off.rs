@@ -5,22 +5,22 @@ use std::{
     sync::Arc,
 };
 
-use smallvec::SmallVec;
 use warpweft_core_types::{
-    BufferView, Deadline, Device, DeviceExt as _, DeviceId, Interop, InteropError, NativeHandle, Queue,
-    SemaphorePoint, Submission, SubmitError, WaitError,
+    BufferView, Deadline, Device, DeviceExt as _, DeviceId, Failure, Interop, InteropError, NativeHandle,
+    Queue, SemaphorePoint, Submission, SubmitError, WaitError,
 };
 
 use crate::{
     completion::Completion,
-    domain::{Domain, Line, LineKind, State},
+    domain::{Domain, LineKind, State},
     error::{BusyReason, RecordError, RunError},
     graph::{Node, NodePlace, Recorded},
     infer::Use,
-    memory::{Bytes, LeaseKind, Point},
+    memory::{Bytes, LeaseKind},
     node::{OwnedTask, Work},
     plan::{Plan, PlannedSegment, SegmentWork},
     run::{Look, Run, RunSegment, Status},
+    submit::Points,
     task::HostTask,
     usage::Usage,
 };
@@ -92,7 +92,12 @@ impl Domain {
         }
     }
 
-    fn hand_off_plan(&self, device: u32, operands: &[(BufferView, Usage)]) -> Result<Plan, RecordError> {
+    /// The plan of one mark, which uses `operands`.
+    pub(crate) fn hand_off_plan(
+        &self,
+        device: u32,
+        operands: &[(BufferView, Usage)],
+    ) -> Result<Plan, RecordError> {
         let mut recorded = Recorded::default();
         for (view, usage) in operands {
             let bytes = self.bytes_of(view, NAME)?;
@@ -144,20 +149,8 @@ impl Domain {
             return Err(RunError::from(SubmitError::Invalid { reason: "a lane that is none".to_owned() }));
         };
         let queue = Arc::clone(queue);
-        let held = state.waits_outside(self, device);
-        let passed = if held { Some(self.guest_line(&mut state, device)?) } else { None };
-        let passed = passed.map(|number| {
-            let line = &state.lines[number as usize];
-            (number, SemaphorePoint::new(&line.semaphore, line.assigned + 1))
-        });
-        let signals = passed.as_ref().map(|(_, point)| point.clone());
-        let taken = queue.submit(&Submission { waits: &waits, ops: &[], signals: signals.as_slice() });
-        match (&passed, &taken) {
-            (Some((number, point)), Ok(_)) => state.lines[*number as usize].assigned = point.value,
-            (Some((number, _)), Err(_)) => state.free_guests.entry(device).or_default().push(*number),
-            (None, _) => {}
-        }
-        taken?;
+        let passed = if state.waits_outside(self, device) { Some(self.own_point(device)?) } else { None };
+        queue.submit(&Submission { waits: &waits, ops: &[], signals: passed.as_slice() })?;
         let leases = plan.segments[0].uses.iter().map(|(bytes, _)| {
             let id = state.memories.lease(bytes, LeaseKind::HandOff);
             (bytes.clone(), id)
@@ -166,21 +159,19 @@ impl Domain {
         state.next_run += 1;
         drop(state);
         let begun = Begun { run, line, queue, leases };
-        let Some((line, point)) = passed else { return Ok(begun) };
-        match point.wait(deadline) {
-            Err(WaitError::Timeout { .. }) => {
-                self.end_leases(&mut self.state(), &begun.leases);
-                Err(RunError::Busy {
-                    reason: BusyReason::Before { device: self.devices[device as usize].id },
-                })
-            }
-            // A failure is found when the bytes are taken back.
-            Err(_) => Ok(begun),
-            Ok(()) => {
-                self.state().free_guests.entry(device).or_default().push(line);
-                Ok(begun)
-            }
+        // A failure is found when the bytes are taken back.
+        if let Some(Err(WaitError::Timeout { .. })) = passed.map(|passed| passed.wait(deadline)) {
+            self.end_leases(&mut self.state(), &begun.leases);
+            let device = self.devices[device as usize].id;
+            return Err(RunError::Busy { reason: BusyReason::Before { device } });
         }
+        Ok(begun)
+    }
+
+    /// A point that nobody else waits for or signals: it is let go when a wait for it is given up.
+    fn own_point(&self, device: u32) -> Result<SemaphorePoint, RunError> {
+        let semaphore = self.devices[device as usize].device.create_semaphore(0)?;
+        Ok(SemaphorePoint::new(&semaphore, 1))
     }
 
     fn end_leases(&self, state: &mut State, leases: &[(Bytes, u64)]) {
@@ -195,15 +186,13 @@ impl Domain {
         let Begun { run, line, leases, .. } = begun;
         let mut state = self.state();
         self.end_leases(&mut state, &leases);
-        let marked = self.enqueue_in(&mut state, &run, 0, &crate::submit::Points::new(), Some(line), None);
+        let marked = self.enqueue_in(&mut state, &run, 0, &Points::new(), Some(line), None);
         match marked {
             Ok(()) => state.note(&run, 0),
             Err(error) => {
                 // The lane failed meanwhile, and with it what was enqueued.
-                let failure = Arc::new(warpweft_core_types::Failure::TaskFailed {
-                    task: NAME.to_owned(),
-                    reason: error.to_string(),
-                });
+                let failure =
+                    Arc::new(Failure::TaskFailed { task: NAME.to_owned(), reason: error.to_string() });
                 let cause = self.failure_of(&mut state, &run.plan, 0, .., failure);
                 state.poison(&run, 0, .., &cause);
                 return Err(error);
@@ -213,79 +202,6 @@ impl Domain {
         state.in_flight.push_back(Arc::clone(&run));
         drop(state);
         Ok(Completion { domain: Arc::clone(self), run })
-    }
-}
-
-impl Domain {
-    /// Puts a queue of the program's own behind everything that uses the operands.
-    pub(crate) fn order_queue(
-        &self,
-        queue: &Arc<dyn Queue>,
-        operands: &[(BufferView, Usage)],
-    ) -> Result<(), RunError> {
-        let (_, plan) = self.guest_plan(queue, operands)?;
-        let mut state = self.state();
-        self.admit(&mut state, &plan)?;
-        let run = Run::new(state.next_run, &plan, &Arc::from([SegmentWork::Mark]));
-        let points = self.points_before(&mut state, &run, &plan.segments[0]);
-        let waits = state.semaphores(&points, u32::MAX);
-        queue.submit(&Submission { waits: &waits, ops: &[], signals: &[] })?;
-        Ok(())
-    }
-
-    /// Takes what is in a queue of the program's own by now for something that uses the operands.
-    pub(crate) fn note_queue(
-        self: &Arc<Self>,
-        queue: &Arc<dyn Queue>,
-        operands: &[(BufferView, Usage)],
-    ) -> Result<Completion, RunError> {
-        let (device, plan) = self.guest_plan(queue, operands)?;
-        let mut state = self.state();
-        self.admit(&mut state, &plan)?;
-        let line = self.guest_line(&mut state, device)?;
-        let run = Arc::new(Run::new(state.next_run, &plan, &Arc::from([SegmentWork::Mark])));
-        let target = &mut state.lines[line as usize];
-        let point = Point { line, value: target.assigned + 1 };
-        let semaphore = Arc::clone(&target.semaphore);
-        let signals = [SemaphorePoint::new(&semaphore, point.value)];
-        queue.submit(&Submission { waits: &[], ops: &[], signals: &signals })?;
-        target.assigned = point.value;
-        let placed = RunSegment {
-            point,
-            semaphore,
-            after: SmallVec::new(),
-            status: Status::UnderWay,
-            skipped: None,
-            moments: None,
-        };
-        run.state().segments.push(placed);
-        state.note(&run, 0);
-        state.next_run += 1;
-        state.counts.submissions += 1;
-        state.in_flight.push_back(Arc::clone(&run));
-        drop(state);
-        Ok(Completion { domain: Arc::clone(self), run })
-    }
-
-    fn guest_plan(
-        &self,
-        queue: &Arc<dyn Queue>,
-        operands: &[(BufferView, Usage)],
-    ) -> Result<(u32, Arc<Plan>), RunError> {
-        let device = queue.id().device;
-        let unknown = || RecordError::UnknownDevice { node: "queue".to_owned(), device };
-        let position = self.position(device).ok_or_else(unknown)?;
-        Ok((position, Arc::new(self.hand_off_plan(position, operands)?)))
-    }
-
-    /// A line for one mark: an old one whose mark has been passed, or a new one.
-    fn guest_line(&self, state: &mut State, device: u32) -> Result<u32, RunError> {
-        if let Some(line) = state.free_guests.get_mut(&device).and_then(Vec::pop) {
-            return Ok(line);
-        }
-        let line = Line::guest(device, self.devices[device as usize].device.as_ref(), 0)?;
-        state.lines.push(line);
-        Ok(u32::try_from(state.lines.len() - 1).unwrap_or(u32::MAX))
     }
 }
 

@@ -83,6 +83,7 @@ mod explain;
 mod failure;
 mod graph;
 mod guard;
+mod guest;
 mod hand_off;
 mod infer;
 mod later;

@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use warpweft_core_types::{BufferView, ClockModel, ClockSample, Deadline, DeviceId};
 
 use crate::{
-    domain::Domain,
+    domain::{DeviceEntry, Domain},
     graph::NodePlace,
     node::NodeId,
     plan::SegmentWork,
@@ -106,14 +106,15 @@ struct Entry {
 
 #[derive(Debug, Clone, Copy)]
 enum Times {
-    /// By a device's clock, in nanoseconds.
+    /// By a device's clock, in nanoseconds; and as the host saw it, should nothing be known of that clock.
     Device {
         device: u32,
         begin_ns: u64,
         end_ns: u64,
+        observed: (Instant, Instant),
     },
-    Host(Instant, Instant),
-    Observed(Instant, Instant),
+    Host((Instant, Instant)),
+    Observed((Instant, Instant)),
 }
 
 /// A moment that is noted once: the end of a segment, or a task's beginning and end.
@@ -182,7 +183,7 @@ impl Domain {
     }
 
     fn read_clocks(&self) -> BTreeMap<u32, Vec<ClockSample>> {
-        let sample = |(number, entry): (u32, &crate::domain::DeviceEntry)| {
+        let sample = |(number, entry): (u32, &DeviceEntry)| {
             let clock = entry.device.clock()?;
             let deadline = Deadline::within(CLOCK_PATIENCE);
             let samples = (0..CLOCK_SAMPLES).filter_map(|_| clock.sample(deadline).ok());
@@ -208,16 +209,15 @@ impl Domain {
             let failed = !matches!(segment.status, Status::Done);
             let stamps = if failed { None } else { read_stamps(&run.work[number], planned.nodes.len()) };
             let noted = segment.moments.as_ref().and_then(|moments| moments.0.get().copied());
+            let observed = (run.submitted, noted.map_or_else(Instant::now, |(_, end)| end));
             for (index, &node) in planned.nodes.iter().enumerate() {
                 let times = match (&planned.place, &stamps, noted) {
                     (NodePlace::Device { device, .. }, Some(stamps), _) => {
                         let (begin_ns, end_ns) = stamps[index];
-                        Times::Device { device: *device, begin_ns, end_ns }
+                        Times::Device { device: *device, begin_ns, end_ns, observed }
                     }
-                    (NodePlace::Host, _, Some((begin, end))) => Times::Host(begin, end),
-                    (_, _, noted) => {
-                        Times::Observed(run.submitted, noted.map_or_else(Instant::now, |(_, end)| end))
-                    }
+                    (NodePlace::Host, _, Some(noted)) => Times::Host(noted),
+                    _ => Times::Observed(observed),
                 };
                 recording.push(Entry { event: self.event(run, (node, segment.point.line), failed), times });
             }
@@ -261,13 +261,13 @@ impl Recording {
 
 impl Entry {
     fn settled(self, trace_began: Instant, models: &FxHashMap<u32, ClockModel>) -> TraceEvent {
-        let (begin, end, clock) = match self.times {
-            Times::Host(begin, end) => (begin, end, TraceClock::Host),
-            Times::Observed(begin, end) => (begin, end, TraceClock::Observed),
-            Times::Device { device, begin_ns, end_ns } => match models.get(&device) {
-                Some(model) => (model.to_host(begin_ns).at, model.to_host(end_ns).at, TraceClock::Device),
+        let ((begin, end), clock) = match self.times {
+            Times::Host(times) => (times, TraceClock::Host),
+            Times::Observed(times) => (times, TraceClock::Observed),
+            Times::Device { device, begin_ns, end_ns, observed } => match models.get(&device) {
+                Some(model) => ((model.to_host(begin_ns).at, model.to_host(end_ns).at), TraceClock::Device),
                 // Without two readings of its clock nothing is known of it.
-                None => (trace_began, trace_began, TraceClock::Observed),
+                None => (observed, TraceClock::Observed),
             },
         };
         let start = begin.saturating_duration_since(trace_began);

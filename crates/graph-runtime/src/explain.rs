@@ -3,7 +3,7 @@
 use warpweft_core_types::DeviceId;
 
 use crate::{
-    graph::{Graph, Hazard, NodePlace, Reason},
+    graph::{Graph, NodePlace, Reason},
     node::NodeId,
     plan::Layout,
 };
@@ -49,23 +49,9 @@ impl Graph {
             return Vec::new();
         }
         let mut reasons: Vec<Reason> = Vec::new();
-        for one in self.uses_of(earlier) {
-            for other in self.uses_of(later) {
-                let start = one.range.start.max(other.range.start);
-                let end = one.range.end.min(other.range.end);
-                if one.memory != other.memory || start >= end || !one.usage.conflicts_with(other.usage) {
-                    continue;
-                }
-                let reason = Reason {
-                    earlier,
-                    later,
-                    buffer: one.memory as usize,
-                    range: start..end,
-                    hazard: Hazard::of(one.usage, other.usage),
-                };
-                if !reasons.contains(&reason) {
-                    reasons.push(reason);
-                }
+        for reason in self.conflicts(earlier, later) {
+            if !reasons.contains(&reason) {
+                reasons.push(reason);
             }
         }
         reasons

@@ -288,7 +288,7 @@ impl Graph {
         if earlier >= later || later.index() >= self.nodes().len() {
             return Vec::new();
         }
-        if let Some(reason) = self.conflict(earlier, later) {
+        if let Some(reason) = self.conflicts(earlier, later).next() {
             return vec![reason];
         }
         self.chain(earlier, later)
@@ -302,7 +302,7 @@ impl Graph {
             if node == earlier {
                 let chain = std::iter::successors(Some(node), |node| behind.get(node).copied());
                 let chain: Vec<NodeId> = chain.collect();
-                return chain.windows(2).filter_map(|pair| self.conflict(pair[0], pair[1])).collect();
+                return chain.windows(2).filter_map(|pair| self.conflicts(pair[0], pair[1]).next()).collect();
             }
             for before in self.predecessors(node).into_iter().filter(|&before| before >= earlier) {
                 behind.entry(before).or_insert_with(|| {
@@ -314,21 +314,18 @@ impl Graph {
         Vec::new()
     }
 
-    fn conflict(&self, earlier: NodeId, later: NodeId) -> Option<Reason> {
-        self.uses_of(earlier).iter().find_map(|one| {
-            self.uses_of(later).iter().find_map(|other| {
-                let start = one.range.start.max(other.range.start);
-                let end = one.range.end.min(other.range.end);
-                let conflicts =
-                    one.memory == other.memory && start < end && one.usage.conflicts_with(other.usage);
-                conflicts.then(|| Reason {
-                    earlier,
-                    later,
-                    buffer: one.memory as usize,
-                    range: start..end,
-                    hazard: Hazard::of(one.usage, other.usage),
-                })
-            })
+    /// The bytes for whose sake `later` comes after `earlier` directly, in the order of their uses.
+    pub(crate) fn conflicts(&self, earlier: NodeId, later: NodeId) -> impl Iterator<Item = Reason> {
+        let pairs = self.uses_of(earlier).iter().flat_map(move |one| {
+            let others = self.uses_of(later).iter();
+            others.map(move |other| (one, other))
+        });
+        pairs.filter_map(move |(one, other)| {
+            let range = one.range.start.max(other.range.start)..one.range.end.min(other.range.end);
+            let conflicts =
+                one.memory == other.memory && !range.is_empty() && one.usage.conflicts_with(other.usage);
+            let hazard = Hazard::of(one.usage, other.usage);
+            conflicts.then_some(Reason { earlier, later, buffer: one.memory as usize, range, hazard })
         })
     }
 

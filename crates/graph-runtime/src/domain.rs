@@ -22,7 +22,7 @@ use crate::{
     memory::{Bytes, Memories, Point},
     node::{NodeDesc, WorkDesc},
     run::{Look, Run},
-    statistics::Counts,
+    statistics::Statistics,
     sync::{Condvar, Mutex, MutexGuard},
     trace::Tracer,
     workers::Workers,
@@ -94,7 +94,7 @@ pub(crate) struct State {
     pub(crate) next_run: u64,
     /// Where work that nothing orders goes next.
     pub(crate) turn: usize,
-    pub(crate) counts: Counts,
+    pub(crate) counts: Statistics,
 }
 
 /// A line of work, in which everything ends in order: a queue, or one task of the host after another.
@@ -124,6 +124,25 @@ pub(crate) enum LineKind {
 }
 
 impl Line {
+    /// A queue whose values go on from `value`.
+    pub(crate) fn lane(number: u32, device: &dyn Device, value: u64) -> Result<Self, OpenError> {
+        let queue = device.create_queue(&QueueDesc { capacity: QUEUE_CAPACITY })?;
+        let semaphore = device.create_semaphore(value)?;
+        let kind = LineKind::Lane { device: number, queue };
+        Ok(Self { semaphore, assigned: value, reached: value, kind })
+    }
+
+    /// A line for tasks of the host.
+    pub(crate) fn task(device: &dyn Device, value: u64) -> Result<Self, OpenError> {
+        let semaphore = device.create_semaphore(value)?;
+        Ok(Self { semaphore, assigned: value, reached: value, kind: LineKind::Task })
+    }
+
+    /// A line for marks in queues of others.
+    pub(crate) fn guest(number: u32, device: &dyn Device, value: u64) -> Result<Self, OpenError> {
+        let semaphore = device.create_semaphore(value)?;
+        Ok(Self { semaphore, assigned: value, reached: value, kind: LineKind::Guest { device: number } })
+    }
     /// Whether a value is past, as far as is known without asking the device.
     pub(crate) fn is_known_past(&self, value: u64) -> bool {
         self.reached >= value
@@ -234,6 +253,10 @@ impl Domain {
     /// Where a node runs that is no copy.
     pub(crate) fn place(&self, desc: &NodeDesc<'_>) -> Result<NodePlace, RecordError> {
         let name = desc.label();
+        let mut first = None;
+        let mut note = |view: &BufferView| {
+            first.get_or_insert(view.device());
+        };
         let own = match &desc.work {
             WorkDesc::Task(_, operands) => {
                 let hidden = operands.iter().find(|(view, _)| !view.buffer().kind().is_host_visible());
@@ -251,18 +274,12 @@ impl Domain {
             WorkDesc::Captured(work) => Some(work.device()),
             WorkDesc::Node(GraphOp::Captured(work)) => Some(work.device()),
             WorkDesc::Node(op) => {
-                let mut device = None;
-                op.for_each_access(&mut |view, _| {
-                    device.get_or_insert(view.device());
-                });
-                device
+                op.for_each_access(&mut |view, _| note(view));
+                first
             }
             WorkDesc::Op(op) => {
-                let mut device = None;
-                op.for_each_access(|view, _| {
-                    device.get_or_insert(view.device());
-                });
-                device
+                op.for_each_access(|view, _| note(view));
+                first
             }
         };
         // A kernel, and work that was captured, is where it is; fills and collectives can be said to be elsewhere.
@@ -312,6 +329,20 @@ impl Domain {
         let requested = warpweft_core_types::Bytes(size);
         Err(AllocError::OutOfMemory { device, requested, available, capacity: budget })
     }
+
+    /// Sees everything end.
+    fn drain(&self) {
+        loop {
+            let mut state = self.state();
+            self.forget_ended(&mut state);
+            let Some(oldest) = state.in_flight.front().cloned() else { return };
+            drop(state);
+            if let Some(point) = oldest.next_point() {
+                // However it ends, or if time is up, it is looked at again.
+                let _looked_at = point.wait(DRAIN_STEP);
+            }
+        }
+    }
 }
 
 impl Drop for Domain {
@@ -340,22 +371,6 @@ impl Drop for Domain {
     }
 }
 
-impl Domain {
-    /// Sees everything end.
-    fn drain(&self) {
-        loop {
-            let mut state = self.state();
-            self.forget_ended(&mut state);
-            let Some(oldest) = state.in_flight.front().cloned() else { return };
-            drop(state);
-            if let Some(point) = oldest.next_point() {
-                // However it ends, or if time is up, it is looked at again.
-                let _looked_at = point.wait(DRAIN_STEP);
-            }
-        }
-    }
-}
-
 /// Whether a device's queues read or write memory of another.
 pub(crate) fn reaches(device: &dyn Device, memory: DeviceId, writes: bool) -> bool {
     if device.info().id == memory {
@@ -368,30 +383,6 @@ pub(crate) fn reaches(device: &dyn Device, memory: DeviceId, writes: bool) -> bo
         let access = peers.access(memory);
         if writes { access.write } else { access.read }
     })
-}
-
-impl Line {
-    /// A queue whose values go on from `value`.
-    pub(crate) fn lane(number: u32, device: &dyn Device, value: u64) -> Result<Self, OpenError> {
-        let queue = device.create_queue(&QueueDesc { capacity: QUEUE_CAPACITY })?;
-        let semaphore = device.create_semaphore(value)?;
-        let kind = LineKind::Lane { device: number, queue };
-        Ok(Self { semaphore, assigned: value, reached: value, kind })
-    }
-
-    /// A line for tasks of the host.
-    pub(crate) fn task(device: &dyn Device, value: u64) -> Result<Self, OpenError> {
-        let semaphore = device.create_semaphore(value)?;
-        Ok(Self { semaphore, assigned: value, reached: value, kind: LineKind::Task })
-    }
-}
-
-impl Line {
-    /// A line for marks in queues of others.
-    pub(crate) fn guest(number: u32, device: &dyn Device, value: u64) -> Result<Self, OpenError> {
-        let semaphore = device.create_semaphore(value)?;
-        Ok(Self { semaphore, assigned: value, reached: value, kind: LineKind::Guest { device: number } })
-    }
 }
 
 impl State {

@@ -8,7 +8,7 @@ use crate::{
     domain::Domain,
     error::MapError,
     memory::{Bytes, LeaseKind},
-    submit::{Points, add},
+    submit::{Points, add_point},
     task::part,
     usage::Usage,
 };
@@ -70,7 +70,7 @@ impl Lease {
             let mut state = self.domain.state();
             let mut points = Points::new();
             let memory = state.memories.at(self.bytes.memory);
-            memory.users.conflicts(self.bytes.range.clone(), usage, |point| add(&mut points, point));
+            memory.users.conflicts(self.bytes.range.clone(), usage, |point| add_point(&mut points, point));
             points.retain(|point| !state.line(*point).is_past(point.value));
             let Some(&first) = points.first() else { return Ok(()) };
             let waits = state.semaphores(&points, u32::MAX);

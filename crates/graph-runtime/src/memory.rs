@@ -106,7 +106,7 @@ pub(crate) struct Memories {
     next_lease: u64,
 }
 
-/// Two buffers share a part of their memory, and neither holds the other.
+/// A buffer shares memory with one that was used before, and is not within it.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Straddles;
 

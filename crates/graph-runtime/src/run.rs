@@ -40,7 +40,7 @@ pub(crate) struct RunState {
 pub(crate) struct RunSegment {
     pub(crate) point: Point,
     pub(crate) semaphore: Arc<dyn Semaphore>,
-    /// What it waits for, its own line left out.
+    /// What it waits for.
     pub(crate) after: SmallVec<[Point; 4]>,
     pub(crate) status: Status,
     /// Why it does nothing, if that is so: then it only ends when what it would have come after has ended, since others

@@ -17,7 +17,7 @@ use crate::{
     memory::Point,
     plan::SegmentWork,
     run::{Run, Status},
-    submit::{Points, add, is_lane_failure},
+    submit::{Points, add_point, is_lane_failure},
     sync::Ordering,
 };
 
@@ -242,7 +242,7 @@ impl Domain {
         for point in after {
             // What was on a line that was replaced is behind whatever was handed over again there.
             let value = if state.lost.contains(&point) { state.line(point).assigned } else { point.value };
-            add(&mut points, Point { value, ..point });
+            add_point(&mut points, Point { value, ..point });
         }
         points
     }

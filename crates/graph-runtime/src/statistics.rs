@@ -39,6 +39,3 @@ pub struct Statistics {
     /// Bytes of all memory that was known on devices when they were lost: nobody can tell what is in it.
     pub quarantined_bytes: u64,
 }
-
-/// Those that are counted as things happen.
-pub(crate) type Counts = Statistics;

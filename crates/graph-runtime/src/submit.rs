@@ -17,7 +17,7 @@ use crate::{
     node::OwnedTask,
     plan::{Plan, PlannedSegment, SegmentWork, SlotWork},
     run::{Look, Run, RunSegment, Status},
-    statistics::Counts,
+    statistics::Statistics,
     trace::Moments,
     workers::Job,
 };
@@ -192,12 +192,12 @@ impl Domain {
         {
             let own = run.state();
             for &before in &segment.after {
-                add(&mut points, own.segments[before as usize].point);
+                add_point(&mut points, own.segments[before as usize].point);
             }
         }
         for (bytes, usage) in &segment.uses {
             let memory = state.memories.at(bytes.memory);
-            memory.users.conflicts(bytes.range.clone(), *usage, |point| add(&mut points, point));
+            memory.users.conflicts(bytes.range.clone(), *usage, |point| add_point(&mut points, point));
         }
         points
     }
@@ -369,7 +369,7 @@ fn end(
     run: &Run,
     (free_tasks, free_guests): (&mut Vec<u32>, &mut FxHashMap<u32, Vec<u32>>),
     lines: &mut [Line],
-    counts: &mut Counts,
+    counts: &mut Statistics,
 ) {
     let state = run.state();
     match state.outcome {
@@ -393,7 +393,8 @@ pub(crate) fn is_lane_failure(error: &RunError) -> bool {
     matches!(error, RunError::Submit(error) if matches!(**error, SubmitError::Failed(_)))
 }
 
-pub(crate) fn add(points: &mut Points, point: Point) {
+/// Adds a point; of one line, the later one stays.
+pub(crate) fn add_point(points: &mut Points, point: Point) {
     match points.iter_mut().find(|known| known.line == point.line) {
         Some(known) => known.value = known.value.max(point.value),
         None => points.push(point),

@@ -37,14 +37,14 @@ pub enum RecordError {
         node: String,
     },
     /// A usage was given for an operand that there is not, or that contradicts what the operation does.
-    #[error("node {node:?}: operand {operand} is {actual}, which cannot be used as {asked}")]
+    #[error("node {node:?}: operand {operand} {}, which cannot be used as {asked}", is_used(*.actual))]
     Usage {
         /// The node's name.
         node: String,
         /// Position among the operation's buffers, from 0.
         operand: usize,
-        /// What the operation does to it, or `missing`.
-        actual: String,
+        /// What the operation does to it; none where it has no such operand.
+        actual: Option<Usage>,
         /// What was asked for.
         asked: Usage,
     },
@@ -118,8 +118,8 @@ pub enum PrepareError {
         source: Box<GraphError>,
     },
     /// A device does not take a part of the graph.
-    #[error("{0}")]
-    Graph(#[source] Box<GraphError>),
+    #[error(transparent)]
+    Graph(Box<GraphError>),
     /// There is no such node.
     #[error("there is no node {node}; the graph has {node_count}")]
     NoSuchNode {
@@ -150,11 +150,11 @@ pub enum RunError {
         poison: Poison,
     },
     /// A device did not take the work.
-    #[error("{0}")]
-    Submit(#[source] Box<SubmitError>),
+    #[error(transparent)]
+    Submit(Box<SubmitError>),
     /// A device did not make what the work needs.
-    #[error("{0}")]
-    Open(#[source] Box<OpenError>),
+    #[error(transparent)]
+    Open(Box<OpenError>),
     /// The node cannot be recorded.
     #[error(transparent)]
     Record(#[from] RecordError),
@@ -162,8 +162,8 @@ pub enum RunError {
     #[error(transparent)]
     Prepare(#[from] PrepareError),
     /// Another library's call, or its queue, was refused.
-    #[error("{0}")]
-    Interop(#[source] Box<InteropError>),
+    #[error(transparent)]
+    Interop(Box<InteropError>),
 }
 
 /// What is in the way.
@@ -224,7 +224,7 @@ pub struct Poison {
 
 /// How a node failed, which may have been one of several.
 #[derive(Debug, thiserror::Error)]
-#[error("{nodes} failed on {place}: {source}", nodes = name_all(.nodes))]
+#[error("{nodes} failed on {place}: {reason}", nodes = name_all(.nodes))]
 pub struct NodeFailure {
     /// The node, or all of a segment where the device does not tell which.
     pub nodes: Vec<FailedNode>,
@@ -233,7 +233,7 @@ pub struct NodeFailure {
     /// What it may have written, by memory of which device.
     pub written: Vec<(DeviceId, Range<u64>)>,
     /// What the device says.
-    pub source: Arc<Failure>,
+    pub reason: Arc<Failure>,
 }
 
 /// A node that failed, or was not run because of one that did.
@@ -243,6 +243,10 @@ pub struct FailedNode {
     pub id: NodeId,
     /// Its name.
     pub name: String,
+}
+
+fn is_used(usage: Option<Usage>) -> String {
+    usage.map_or_else(|| "is missing".to_owned(), |usage| format!("is {usage}"))
 }
 
 fn name_all(nodes: &[FailedNode]) -> String {
@@ -350,7 +354,7 @@ impl RunError {
     pub fn class(&self) -> ErrorClass {
         match self {
             Self::Busy { .. } => ErrorClass::Exhausted,
-            Self::Poisoned { poison } => poison.cause.source.class(),
+            Self::Poisoned { poison } => poison.cause.reason.class(),
             Self::Submit(error) => error.class(),
             Self::Open(error) => error.class(),
             Self::Record(error) => error.class(),
@@ -365,7 +369,7 @@ impl CompletionError {
     pub fn class(&self) -> ErrorClass {
         match self {
             Self::Timeout | Self::Cancelled => ErrorClass::Transient,
-            Self::Failed(failure) => failure.source.class(),
+            Self::Failed(failure) => failure.reason.class(),
         }
     }
 }
@@ -377,7 +381,7 @@ impl MapError {
             Self::Range(error) => error.class(),
             Self::Busy { .. } => ErrorClass::Exhausted,
             Self::Timeout => ErrorClass::Transient,
-            Self::Poisoned { poison } => poison.cause.source.class(),
+            Self::Poisoned { poison } => poison.cause.reason.class(),
             Self::Record(error) => error.class(),
         }
     }

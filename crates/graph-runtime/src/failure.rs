@@ -33,7 +33,7 @@ impl Domain {
         plan: &Plan,
         number: usize,
         nodes: impl SliceIndex<[u32], Output = [u32]>,
-        source: Arc<Failure>,
+        reason: Arc<Failure>,
     ) -> Arc<NodeFailure> {
         let segment = &plan.segments[number];
         let nodes = segment.nodes.get(nodes).unwrap_or_default();
@@ -49,7 +49,7 @@ impl Domain {
             id: NodeId(node),
             name: plan.recorded.nodes[node as usize].label().to_owned(),
         };
-        Arc::new(NodeFailure { nodes: nodes.iter().map(failed).collect(), place, written, source })
+        Arc::new(NodeFailure { nodes: nodes.iter().map(failed).collect(), place, written, reason })
     }
 }
 

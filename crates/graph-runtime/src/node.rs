@@ -300,7 +300,7 @@ pub(crate) fn usage_of(
     if usage.writes() == asked.writes() {
         return Ok(asked);
     }
-    Err(RecordError::Usage { node: name.to_owned(), operand, actual: usage.to_string(), asked })
+    Err(RecordError::Usage { node: name.to_owned(), operand, actual: Some(usage), asked })
 }
 
 /// Whether everything that was said of usages is about one of a node's operands.
@@ -308,7 +308,7 @@ pub(crate) fn check_said(node: &Node, operands: usize) -> Result<(), RecordError
     match node.said.iter().find(|(asked, _)| *asked >= operands) {
         Some(&(operand, asked)) => {
             let node = node.label().to_owned();
-            Err(RecordError::Usage { node, operand, actual: "missing".to_owned(), asked })
+            Err(RecordError::Usage { node, operand, actual: None, asked })
         }
         None => Ok(()),
     }

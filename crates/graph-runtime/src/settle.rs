@@ -338,7 +338,7 @@ fn conclude(run: &Run) {
     });
     if let Some(cause) = failed {
         // It may be another's cancelling that this one needed.
-        let cancelled = matches!(*cause.source, Failure::Cancelled) && run.cancelled.load(Ordering::Acquire);
+        let cancelled = matches!(*cause.reason, Failure::Cancelled) && run.cancelled.load(Ordering::Acquire);
         let error = if cancelled { CompletionError::Cancelled } else { CompletionError::Failed(cause) };
         state.outcome = Some(Err(error));
     }

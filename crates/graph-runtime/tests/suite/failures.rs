@@ -32,7 +32,7 @@ fn only_what_needs_failed_work_is_skipped() -> Outcome {
     assert_eq!(failure.nodes[0].name, "the culprit");
     assert_eq!(failure.written, [(failed.device(), 0..16)]);
     assert!(
-        matches!(&*failure.source, Failure::KernelPanicked { message, .. } if message == "as it was told")
+        matches!(&*failure.reason, Failure::KernelPanicked { message, .. } if message == "as it was told")
     );
     assert_eq!(error.class(), ErrorClass::Usage);
     let error = second.wait(PATIENCE).expect_err("it reads what the culprit was to write");

@@ -38,8 +38,15 @@ const MEMCHECK: &str = "conformance --only cuda --skip kernel::a_failure_stays_i
 pub(crate) fn wanted(wish: &Wish<'_>) -> Vec<Leg> {
     let mut legs = all(wish);
     if !wish.names.is_empty() {
-        legs.retain(|leg| wish.names.iter().any(|part| leg.name.contains(part.as_str())));
-        legs.iter_mut().for_each(|leg| leg.is_asked_for = true);
+        let named = |leg: &Leg, part: &String| leg.name.contains(part.as_str());
+        legs.retain(|leg| wish.names.iter().any(|part| named(leg, part)));
+        // A part that names legs of CUDA too asks for those alone: Vulkan's come along where they can run.
+        let cuda: Vec<Leg> = legs.iter().filter(|leg| leg.backend == "cuda").cloned().collect();
+        let is_of_vulkan = |part: &&String| !cuda.iter().any(|leg| named(leg, part));
+        let of_vulkan: Vec<&String> = wish.names.iter().filter(is_of_vulkan).collect();
+        for leg in &mut legs {
+            leg.is_asked_for = leg.backend == "cuda" || of_vulkan.iter().any(|part| named(leg, part));
+        }
     }
     legs
 }
@@ -192,6 +199,20 @@ mod tests {
         assert_eq!(names, ["graphs", "graphs beside raw ones", "random graphs", "random graphs on Vulkan"]);
         assert_eq!(legs[2].args, words("conformance --only cuda --require cuda,1 graph_runtime::"));
         assert_eq!(legs[3].variables, [("WARPWEFT_RANDOM_GRAPHS", "10000")]);
+    }
+
+    #[test]
+    fn legs_of_vulkan_are_asked_for_by_a_name_that_no_leg_of_cuda_has() {
+        let asked = |name: &str| -> Vec<(&str, bool)> {
+            let legs = wanted(&Wish { names: &[name.to_owned()], ..Wish::default() });
+            let legs = legs.iter().filter(|leg| leg.backend == "vulkan");
+            legs.map(|leg| (leg.name, leg.is_asked_for)).collect()
+        };
+        assert_eq!(asked("graph"), [("random graphs on Vulkan", false)]);
+        assert_eq!(asked("demo"), [("vulkan demo", false)]);
+        assert_eq!(asked("on Vulkan"), [("random graphs on Vulkan", true)]);
+        assert_eq!(asked("vulkan").len(), 5);
+        assert!(asked("vulkan").iter().all(|(_, is_asked_for)| *is_asked_for));
     }
 
     #[test]

@@ -23,6 +23,7 @@ use crate::{
 #[command(after_help = "\
 Exit code: 0 if every leg passed, 1 if one failed or what was asked for is absent, 2 for a wrong call.
 A leg that this machine cannot run is not run; it is a failure if --leg or --memcheck asked for it.
+TEXT that is in names of CUDA's legs too does not ask for Vulkan's.
 A missed bar is told at the end and fails nothing.
 
 Examples:

@@ -2,6 +2,8 @@
 
 use std::fmt::Write as _;
 
+use warpweft_drawing::dot::quoted;
+
 use super::{
     CRITICAL, EDGE, colours,
     picture::{Edge, Picture, Step},
@@ -57,20 +59,4 @@ fn push_edge(text: &mut String, edge: &Edge) {
         "  n{} -> n{} [{label}tooltip={title}, labeltooltip={title}, color=\"{colour}\", penwidth={width}];",
         edge.from, edge.to
     );
-}
-
-/// A quoted identifier of the DOT language; line breaks become its escape.
-fn quoted(text: &str) -> String {
-    let mut quoted = String::from("\"");
-    for c in text.chars() {
-        match c {
-            '"' => quoted.push_str("\\\""),
-            '\\' => quoted.push_str("\\\\"),
-            '\n' => quoted.push_str("\\n"),
-            c if c.is_control() => {}
-            c => quoted.push(c),
-        }
-    }
-    quoted.push('"');
-    quoted
 }

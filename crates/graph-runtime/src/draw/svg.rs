@@ -2,6 +2,8 @@
 
 use std::fmt::Write as _;
 
+use warpweft_drawing::svg;
+
 use super::{
     CRITICAL, EDGE, colours,
     layout::{Area, JOIN_SIZE, Layout, MARGIN, Point},
@@ -93,7 +95,7 @@ impl Canvas {
         let _ = writeln!(
             self.body,
             "<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"{anchor}\" font-size=\"{size}\" fill=\"{ink}\"{weight}>{}</text>",
-            printable(text)
+            svg::line(text)
         );
     }
 
@@ -144,7 +146,7 @@ impl Canvas {
         let what = format!("{} {}, {}", node.id, node.kind, node.place);
         let top = area.y - area.height / 2.0;
         let middle = area.x + area.width / 2.0;
-        let _ = writeln!(self.body, "<g><title>{}</title>", printable(&format!("{}\n{what}", node.name)));
+        let _ = writeln!(self.body, "<g><title>{}</title>", svg::lines(&format!("{}\n{what}", node.name)));
         // Tasks of the host have square corners, so that they stand apart without colours too.
         let corner = if node.device.is_some() { 8.0 } else { 0.0 };
         self.rect(area.x, top, [area.width, area.height], [corner, line], fill, border);
@@ -185,7 +187,7 @@ impl Canvas {
         let _ = writeln!(
             self.body,
             "<path d=\"{path}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"{width}\" marker-end=\"url(#{marker})\"><title>{}</title></path>",
-            printable(&edge.title)
+            svg::lines(&edge.title)
         );
     }
 
@@ -205,7 +207,7 @@ impl Canvas {
         };
         self.pills.push(area);
         let colour = if edge.is_critical { CRITICAL } else { EDGE };
-        let _ = writeln!(self.body, "<g><title>{}</title>", printable(&edge.title));
+        let _ = writeln!(self.body, "<g><title>{}</title>", svg::lines(&edge.title));
         let top = area.y - PILL_HEIGHT / 2.0;
         self.rect(area.x, top, [width, PILL_HEIGHT], [7.0, 1.0], "#ffffff", colour);
         self.text(area.x + width / 2.0, area.y + 3.5, "middle", PILL_SIZE, INK, label);
@@ -219,12 +221,8 @@ impl Canvas {
                 "<marker id=\"{name}\" viewBox=\"0 0 8 8\" refX=\"7\" refY=\"4\" markerWidth=\"7\" markerHeight=\"7\" markerUnits=\"userSpaceOnUse\" orient=\"auto\"><path d=\"M0 0.5L8 4L0 7.5z\" fill=\"{colour}\"/></marker>\n"
             )
         };
-        format!(
-            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width:.0} {height:.0}\" width=\"{width:.0}\" height=\"{height:.0}\" font-family=\"Inter, 'DejaVu Sans', Helvetica, Arial, sans-serif\">\n<defs>\n{}{}</defs>\n<rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>\n{}</svg>\n",
-            marker("edge", EDGE),
-            marker("critical", CRITICAL),
-            self.body
-        )
+        let defs = marker("edge", EDGE) + &marker("critical", CRITICAL);
+        svg::document(width, height, &defs, &self.body)
     }
 }
 
@@ -252,7 +250,7 @@ fn text_width(text: &str, size: f64) -> f64 {
 
 /// A text, cut where it would be wider.
 fn fit(text: &str, width: f64, size: f64) -> String {
-    let text: String = text.chars().filter(is_allowed).collect();
+    let text = svg::one_line(text);
     if text_width(&text, size) <= width {
         return text;
     }
@@ -267,27 +265,6 @@ fn fit(text: &str, width: f64, size: f64) -> String {
     }
     fitted.push('\u{2026}');
     fitted
-}
-
-/// Whether XML can hold it and it takes part in a line.
-fn is_allowed(c: &char) -> bool {
-    !c.is_control() && !matches!(c, '\u{fffe}' | '\u{ffff}')
-}
-
-/// Escaped for XML, without characters that XML cannot hold.
-fn printable(text: &str) -> String {
-    let mut escaped = String::with_capacity(text.len());
-    for c in text.chars().filter(|c| *c == '\n' || is_allowed(c)) {
-        match c {
-            '&' => escaped.push_str("&amp;"),
-            '<' => escaped.push_str("&lt;"),
-            '>' => escaped.push_str("&gt;"),
-            '"' => escaped.push_str("&quot;"),
-            '\'' => escaped.push_str("&apos;"),
-            c => escaped.push(c),
-        }
-    }
-    escaped
 }
 
 const INK: &str = "#1f2937";

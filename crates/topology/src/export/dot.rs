@@ -2,6 +2,8 @@
 
 use std::fmt::Write as _;
 
+use warpweft_drawing::dot::quoted;
+
 use super::colour;
 use crate::{Edge, Fabric, Node, NodeId, NodeKind, Topology, import::edge_word};
 
@@ -115,20 +117,4 @@ pub(super) fn pen_width(gb_per_s: f64) -> f64 {
 
 fn id(node: NodeId) -> String {
     format!("n{}", node.index())
-}
-
-/// A quoted identifier of the DOT language; line breaks become its escape.
-fn quoted(text: &str) -> String {
-    let mut quoted = String::from("\"");
-    for c in text.chars() {
-        match c {
-            '"' => quoted.push_str("\\\""),
-            '\\' => quoted.push_str("\\\\"),
-            '\n' => quoted.push_str("\\n"),
-            c if c.is_control() => {}
-            c => quoted.push(c),
-        }
-    }
-    quoted.push('"');
-    quoted
 }

@@ -1,8 +1,8 @@
-//! Writes SVG elements. Everything that comes from outside is escaped here and nowhere else.
+//! Writes SVG elements. Everything that comes from outside is escaped on its way in.
 
 use std::fmt::Write as _;
 
-use quick_xml::escape::escape;
+use warpweft_drawing::svg;
 
 use super::{
     INK,
@@ -128,22 +128,12 @@ impl Canvas {
         let _ = writeln!(
             self.body,
             "<text {place} text-anchor=\"{anchor}\" font-size=\"{size}\" fill=\"{ink}\"{weight}>{}</text>",
-            printable(text)
+            svg::line(text)
         );
     }
 
     /// The whole document.
     pub(super) fn finish(self, width: f64, height: f64) -> String {
-        format!(
-            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width:.0} {height:.0}\" width=\"{width:.0}\" height=\"{height:.0}\" font-family=\"Inter, 'DejaVu Sans', Helvetica, Arial, sans-serif\">\n<rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>\n{}</svg>\n",
-            self.body
-        )
+        svg::document(width, height, "", &self.body)
     }
-}
-
-/// Escaped for XML, without characters that XML cannot hold.
-fn printable(text: &str) -> String {
-    let is_allowed = |c: &char| !c.is_control() && !matches!(c, '\u{fffe}' | '\u{ffff}');
-    let text: String = text.chars().filter(is_allowed).collect();
-    escape(text).into_owned()
 }

@@ -190,13 +190,20 @@ impl Inner {
     }
 
     pub(crate) fn usable(&self) -> Result<(), CommError> {
-        if self.failure.get().is_none()
-            && let Some((_, left)) = self.left.get()
-        {
+        let check =
+            || self.failure.get().map_or(Ok(()), |failure| Err(CommError::Failed(Arc::clone(failure))));
+        check()?;
+        self.refuse_if_dropped()?;
+        if let Some((_, left)) = self.left.get() {
             // It would wait for whoever has left.
             self.fail(&failed(left.clone()), false);
         }
-        self.failure.get().map_or(Ok(()), |failure| Err(CommError::Failed(Arc::clone(failure))))
+        check()
+    }
+
+    /// A call that is kept outlives its communicator, which takes no more then.
+    fn refuse_if_dropped(&self) -> Result<(), CommError> {
+        if self.bell.has_ended() { Err(CommError::Failed(failed(self.dropped()))) } else { Ok(()) }
     }
 
     pub(crate) fn first(&self) -> Result<&dyn Engine, CommError> {
@@ -313,19 +320,22 @@ impl Inner {
         deadline: Option<Deadline>,
         submit: impl FnOnce(&[SemaphorePoint]) -> Result<(), CommError>,
     ) -> Result<Enqueued, CommError> {
+        let state = self.turn(&call.0, deadline).map_err(|error| self.told(error))?;
+        // Under the lock that the keeper takes once it has seen the end: it sees this call, or this sees the end. What is
+        // refused here is no failure of what is under way.
+        self.refuse_if_dropped()?;
         // The lock is free again before anything is told.
-        self.try_put(queue, call, place, deadline, submit).map_err(|error| self.told(error))
+        self.try_put(state, queue, call, place, submit).map_err(|error| self.told(error))
     }
 
     fn try_put(
         &self,
+        mut state: MutexGuard<'_, State>,
         queue: &Arc<dyn Queue>,
         (signature, exchanges): (Signature, &Exchanges),
         place: Place,
-        deadline: Option<Deadline>,
         submit: impl FnOnce(&[SemaphorePoint]) -> Result<(), CommError>,
     ) -> Result<Enqueued, CommError> {
-        let mut state = self.turn(&signature, deadline)?;
         let id = match state.lines.number_of(queue) {
             Some(number) => number,
             None => {

@@ -64,6 +64,12 @@ struct Waiting {
 }
 
 impl Bell {
+    /// Whether the communicator was dropped.
+    pub(crate) fn has_ended(&self) -> bool {
+        // Relaxed: the lock of what is under way orders it, where that counts.
+        self.ended.load(Ordering::Relaxed)
+    }
+
     /// There are calls. It costs nothing while that is known.
     pub(crate) fn calls(&self) {
         // Relaxed: it is only about when the thread looks next; what it looks at is under a lock.
@@ -160,8 +166,7 @@ fn keep(inner: &Inner) {
     let waker = Waker::from(Arc::clone(bell));
     let (mut checked, mut idle, mut dropped) = (Instant::now(), 0, None);
     loop {
-        // Relaxed: see `Keeper::drop`.
-        if bell.ended.load(Ordering::Relaxed) {
+        if bell.has_ended() {
             let dropped: &mut Instant = dropped.get_or_insert_with(Instant::now);
             if inner.is_busy() && dropped.elapsed() >= GRACE {
                 inner.give_up();

@@ -120,6 +120,29 @@ fn what_is_wrong_is_refused_before_and_what_has_ended_later() {
 }
 
 #[test]
+fn a_dropped_communicator_takes_no_more_while_a_call_is_under_way() {
+    for engine in ENGINES {
+        ranks(2, &only(engine), |place| {
+            let (word, queue) = (place.numbers(&[1]), place.queue());
+            let start = SemaphorePoint::new(&place.device.create_semaphore(0).unwrap(), 1);
+            let waits = std::slice::from_ref(&start);
+            queue.submit(&Submission { waits, ..Submission::default() }).unwrap();
+            let call = sum(&place.comm, &word);
+            let under_way = call.enqueue(&queue).unwrap();
+            let Place { comm, device } = place;
+            drop(comm);
+            let (class, text) = told(call.enqueue(&queue));
+            assert!(class == ErrorClass::PeerLost && text.contains("dropped"), "{engine}: {text}");
+            // What was there before goes on.
+            start.semaphore.signal(1).unwrap();
+            under_way.wait(PATIENCE).unwrap();
+            assert_eq!(read(&word), [2], "{engine}");
+            drop(device);
+        });
+    }
+}
+
+#[test]
 fn a_call_in_a_queue_is_awaited() {
     for engine in ENGINES {
         ranks(2, &only(engine), |place| {

@@ -12,8 +12,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use warpweft_core_types::Deadline;
-
 use crate::{
     CommError,
     inner::{GRACE, Inner},
@@ -144,10 +142,12 @@ impl Drop for Keeper {
             if thread.thread().id() == thread::current().id() || process::id() != self.process {
                 return;
             }
-            // With calls under way it stays until they are over, which are so already most of the time.
-            let deadline = Deadline::within(PROMPT);
-            while self.inner.is_busy() && !thread.is_finished() {
-                if deadline.is_past() {
+            // With calls under way it stays until they are over, which are so already most of the time. Without any it
+            // leaves, but where it ends a failed communicator an engine may take longer than a drop should.
+            let began = Instant::now();
+            while !thread.is_finished() {
+                let patience = if self.inner.is_busy() { PROMPT } else { GRACE };
+                if began.elapsed() >= patience {
                     return;
                 }
                 thread::sleep(GLANCE);

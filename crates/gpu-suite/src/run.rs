@@ -1,6 +1,7 @@
 //! Running the legs, each in a process of its own.
 
 use std::{
+    ffi::OsString,
     fs::{self, File},
     path::{Path, PathBuf},
     process::{Command, ExitCode, Stdio},
@@ -177,10 +178,9 @@ fn run_leg(leg: &Leg, number: u32, machine: &Machine, out: &Path) -> Result<Outc
     let started = Instant::now();
     let limit = Duration::from_secs(leg.limit_seconds.into());
     let mut call = call(leg)?;
+    // What a leg saves beside what it prints goes there too.
+    call.env("OUT", out).envs(variables(leg));
     // The last line is to be the reason.
-    // What a leg saves beside what it prints goes there too. What somebody has set already stays.
-    let unset = leg.variables.iter().filter(|(name, _)| std::env::var_os(name).is_none());
-    call.env("OUT", out).envs(unset.copied());
     call.env("RUST_BACKTRACE", "0").stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
     let ended = process::run_group(&mut call, limit)?;
     let seconds = started.elapsed().as_secs_f64();
@@ -227,10 +227,15 @@ fn not_run(leg: &Leg, result: Verdict, reason: &str) -> Outcome {
 }
 
 fn shown(leg: &Leg) -> String {
-    let variables = leg.variables.iter().map(|(name, value)| format!("{name}={value}"));
+    let variables = variables(leg).map(|(name, value)| format!("{name}={}", value.display()));
     let words = leg.under.iter().map(String::as_str).chain(["gpu-suite"]);
     let words = words.chain(leg.args.iter().map(String::as_str)).map(String::from);
     variables.chain(words).collect::<Vec<_>>().join(" ")
+}
+
+/// A leg's variables as they are in force: what somebody has set already stays.
+fn variables(leg: &Leg) -> impl Iterator<Item = (&str, OsString)> {
+    leg.variables.iter().map(|&(name, value)| (name, std::env::var_os(name).unwrap_or_else(|| value.into())))
 }
 
 fn is_on_path(program: &str) -> bool {
@@ -299,6 +304,10 @@ mod tests {
         assert_eq!(shown(&leg(1, &[], false)), "gpu-suite --help");
         let with_variable = Leg { variables: vec![("GRAPHS", "9")], ..leg(1, &[], false) };
         assert_eq!(shown(&with_variable), "GRAPHS=9 gpu-suite --help");
+        // Set already where tests run, and so what a leg is run with.
+        let path = std::env::var("PATH").unwrap();
+        let with_known = Leg { variables: vec![("PATH", "nowhere")], ..leg(1, &[], false) };
+        assert_eq!(shown(&with_known), format!("PATH={path} gpu-suite --help"));
     }
 
     #[test]

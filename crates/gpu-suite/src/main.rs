@@ -22,7 +22,7 @@ mod vulkan;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory as _, Parser, Subcommand, error::ErrorKind};
 
 /// A benchmark says what a submission allocates.
 #[global_allocator]
@@ -34,6 +34,19 @@ static ALLOCATOR: bench::alloc::Counting = bench::alloc::Counting;
 struct Args {
     #[command(subcommand)]
     command: Command,
+}
+
+impl Args {
+    /// Refuses what each word allows and all of them do not.
+    fn checked(self) -> Result<Self, clap::Error> {
+        match self.command {
+            Command::Bench { part, quick: true } if part != bench::Part::Graph => {
+                let text = "--quick goes with `bench graph` alone; the other parts know one size";
+                Err(Self::command().error(ErrorKind::ArgumentConflict, text))
+            }
+            _ => Ok(self),
+        }
+    }
 }
 
 #[derive(Debug, Subcommand)]
@@ -100,7 +113,8 @@ Examples:
 
 fn main() -> ExitCode {
     let program = || String::from("gpu-suite");
-    let code = match Args::parse().command {
+    let args = Args::try_parse().and_then(Args::checked).unwrap_or_else(|error| error.exit());
+    let code = match args.command {
         Command::Run(options) => run::run(&options),
         Command::Conformance { args } => {
             let all = std::iter::once(program()).chain(args).collect();
@@ -126,12 +140,19 @@ fn main() -> ExitCode {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory as _;
-
     use super::*;
 
     #[test]
     fn the_command_line_is_sound() {
         Args::command().debug_assert();
+    }
+
+    #[test]
+    fn quick_goes_with_graphs_alone() {
+        let parse = |call: &str| Args::try_parse_from(call.split(' ')).and_then(Args::checked);
+        assert!(parse("gpu-suite bench graph --quick").is_ok());
+        assert!(parse("gpu-suite bench submission").is_ok());
+        let error = parse("gpu-suite bench submission --quick").unwrap_err().to_string();
+        assert!(error.contains("--quick goes with `bench graph` alone"), "{error}");
     }
 }

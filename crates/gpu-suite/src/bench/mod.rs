@@ -41,7 +41,7 @@ pub(crate) enum Part {
     Vulkan,
 }
 
-/// Measures a part. `quick` takes few rounds and small sizes, where a part knows how.
+/// Measures a part. `quick` takes few rounds and small sizes, which graphs alone know.
 pub(crate) fn run(part: Part, quick: bool) -> Result<()> {
     match part {
         Part::Graph => return graph::run(quick),

@@ -516,6 +516,12 @@ pub enum Verdict {
         /// The send or receive in it.
         exchange: Exchange,
     },
+    /// Nothing is wrong with the calls that can be compared, but the numbers of later ones may differ between ranks: see
+    /// [`FlightRecord::numbers_agree_until`].
+    Unclear {
+        /// The last call whose number is surely the same on all ranks.
+        agree_until: u64,
+    },
     /// Everything that is remembered was over.
     Clean,
 }
@@ -547,14 +553,17 @@ impl Verdict {
         // Older ones are not remembered by all.
         let first =
             records.iter().filter_map(|record| numbered(record).next()).map(|(number, _)| number).max();
-        for number in first.unwrap_or(0)..=last {
+        // Behind it a rank would be compared with others at another call.
+        let agree_until = records.iter().filter_map(|record| record.numbers_agree_until).min();
+        for number in first.unwrap_or(0)..=agree_until.map_or(last, |until| until.min(last)) {
             let find = |record| numbered(record).find(|(own, _)| *own == number).map(|(_, call)| call);
             let calls: Vec<_> = records.iter().map(|record| (record.rank, find(record))).collect();
             if let Some(verdict) = judge(number, &calls) {
                 return verdict;
             }
         }
-        Self::Clean
+        let unclear = agree_until.filter(|until| *until < last);
+        unclear.map_or(Self::Clean, |agree_until| Self::Unclear { agree_until })
     }
 }
 
@@ -686,6 +695,30 @@ mod tests {
     #[test]
     fn calls_that_are_over_leave_nobody_to_blame() {
         let records = [0, 1, 2].map(|rank| record(rank, &[("a", true)]));
+        assert_eq!(Verdict::of(&records), Verdict::Clean);
+    }
+
+    #[test]
+    fn nobody_is_blamed_by_numbers_that_may_differ() {
+        let check = |agree_until: [Option<u64>; 3], expected: Verdict| {
+            // Rank 1 was refused the second call, so that its third is the fourth of the others.
+            let same = [("a", true), ("b", true), ("c", true), ("d", true)];
+            let mut records =
+                [record(0, &same), record(1, &[("a", true), ("c", true), ("d", true)]), record(2, &same)];
+            for (record, until) in records.iter_mut().zip(agree_until) {
+                record.numbers_agree_until = until;
+            }
+            assert_eq!(Verdict::of(&records), expected);
+        };
+        let (called, others) = ("c".to_owned(), "b".to_owned());
+        let differs = Verdict::Differs { ranks: vec![1], number: 2, called, others };
+        check([None, None, None], differs.clone());
+        check([None, Some(3), Some(2)], differs);
+        check([Some(3), Some(1), None], Verdict::Unclear { agree_until: 1 });
+        // The call that differed is not remembered.
+        check([Some(0), None, None], Verdict::Unclear { agree_until: 0 });
+        let records = [0, 1, 2]
+            .map(|rank| FlightRecord { numbers_agree_until: Some(1), ..record(rank, &[("a", true)]) });
         assert_eq!(Verdict::of(&records), Verdict::Clean);
     }
 

@@ -82,13 +82,6 @@ fn runtime(bench: &Bench, config: RuntimeConfig) -> Result<Runtime> {
     Ok(Runtime::new([std::sync::Arc::clone(&bench.device)], config)?)
 }
 
-/// What a figure has to reach, and what would be better still.
-#[derive(Debug, Clone, Copy)]
-struct Goal {
-    bar: f64,
-    reach: f64,
-}
-
 /// Times of ours, and of the raw calls taken at nearly the same time.
 #[derive(Default)]
 struct Beside {
@@ -141,16 +134,16 @@ impl Beside {
     }
 
     /// How many times as long as raw ours may take.
-    fn judge_ratio(&self, what: &str, goal: Goal) {
+    fn judge_ratio(&self, what: &str, most: f64) {
         let [_, median, _] = self.tell(what);
-        judge_figure(&Bar::at_most(format!("{what}: of raw"), median, goal.bar, ""), goal);
+        judge(&Bar::at_most(format!("{what}: of raw"), median, most, ""));
     }
 
     /// How much longer than raw ours may take, in microseconds.
-    fn judge_more(&self, what: &str, goal: Goal) {
+    fn judge_more(&self, what: &str, most: f64) {
         self.tell(what);
         let beyond = self.ours.beyond(&self.raw);
-        judge_figure(&beyond.at_most(format!("{what}: more than raw"), goal.bar), goal);
+        judge(&beyond.at_most(format!("{what}: more than raw"), most));
     }
 }
 
@@ -167,11 +160,4 @@ fn in_turn<T>(
         let raw = raw()?;
         Ok((ours()?, raw))
     }
-}
-
-/// Tells a figure with its bar, and whether it reaches what would be better still.
-fn judge_figure(bar: &Bar, goal: Goal) {
-    let reached = if bar.at_most.is_some() { bar.is <= goal.reach } else { bar.is >= goal.reach };
-    report(&json!({"reach": bar.what, "is": bar.is, "aim": goal.reach, "reached": reached}));
-    judge(bar);
 }

@@ -14,18 +14,18 @@ use warpweft_graph_runtime::{
     Buffer, ExecutableGraph, ExecutionTrace, MemoryPlacement, Runtime, RuntimeConfig, TraceClock,
 };
 
-use super::{Beside, Effort, Goal, WARM_UP, in_turn, judge_figure, raw::work, runtime};
+use super::{Beside, Effort, WARM_UP, in_turn, raw::work, runtime};
 use crate::{
     bench::{
         raw::{Raw, RawKernel, RawMemory},
-        samples::{Samples, interval, timed},
+        samples::{Samples, interval, judge, timed},
     },
     kernels::{CHUNK_BYTES, CHUNK_WORKGROUPS, GRAPH_PTX, worked},
     rig::{Bench, LIMIT, report, say},
 };
 
 /// Of what could go on at once, how much does.
-const OVERLAP: Goal = Goal { bar: 0.9, reach: 0.97 };
+const OVERLAP: f64 = 0.9;
 
 /// Turns of a kernel that is timed to find out how many are as long as a copy, and the most of them.
 const TRIED: [u32; 2] = [256, 1024];
@@ -70,7 +70,7 @@ fn measure(ours: &ExecutableGraph, by_hand: &ByHand<'_>, turns: u32, effort: Eff
         report(&json!({"overlap": what, "who": who, "p50": median, "low": low, "high": high}));
         say(&format!("overlap, {who}: {median:.3} ({low:.3} to {high:.3})"));
         if who == "ours" {
-            judge_figure(&Bar::at_least(format!("overlap: {what}"), median, OVERLAP.bar, ""), OVERLAP);
+            judge(&Bar::at_least(format!("overlap: {what}"), median, OVERLAP, ""));
         }
     }
     Ok(())

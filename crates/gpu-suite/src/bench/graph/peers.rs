@@ -7,7 +7,7 @@ use serde_json::json;
 use warpweft_core_types::{Arg, BufferDesc, Launch};
 use warpweft_graph_runtime::{ExecutableGraph, Runtime, RuntimeConfig};
 
-use super::{Beside, Effort, Goal, raw::visit};
+use super::{Beside, Effort, raw::visit};
 use crate::{
     bench::{
         raw::{Raw, RawKernel, RawMemory},
@@ -21,7 +21,7 @@ const BYTES: u64 = 1 << 20;
 const BURST: usize = 8;
 
 /// Of the time by hand.
-const EDGE: Goal = Goal { bar: 1.1, reach: 1.0 };
+const EDGE: f64 = 1.1;
 
 pub(super) fn run(rig: &Rig, effort: Effort) -> Result<()> {
     let (first, second) = match rig.pair() {

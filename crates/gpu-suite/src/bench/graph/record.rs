@@ -8,18 +8,18 @@ use warpweft_cli::measure::Bar;
 use warpweft_graph_runtime::RuntimeConfig;
 
 use super::{
-    Beside, Effort, Goal, WARM_UP, in_turn, judge_figure,
+    Beside, Effort, WARM_UP, in_turn,
     program::Program,
     raw::{RawNode, RawTemplate},
     runtime,
 };
 use crate::{
-    bench::raw::Raw,
+    bench::{raw::Raw, samples::judge},
     rig::{Bench, report, say},
 };
 
 /// For each node, in microseconds.
-const RECORD: Goal = Goal { bar: 1.0, reach: 0.5 };
+const RECORD: f64 = 1.0;
 
 pub(super) fn run(bench: &Bench, raw: &Raw, effort: Effort) -> Result<()> {
     for program in [Program::chain(effort.recorded), Program::stencil(8 * 32)] {
@@ -62,8 +62,8 @@ fn one(bench: &Bench, raw: &Raw, program: &Program, effort: Effort) -> Result<()
     let what = format!("record, for each node (raw: add it to a graph): {name}");
     recording.tell(&what);
     let [_, median, _] = recording.ours.interval();
-    let bar = Bar::at_most(format!("record, for each node: {name}"), median, RECORD.bar, "us");
-    judge_figure(&bar.with_p99(recording.ours.p99()), RECORD);
+    let bar = Bar::at_most(format!("record, for each node: {name}"), median, RECORD, "us");
+    judge(&bar.with_p99(recording.ours.p99()));
     preparing
         .each_of(program.len())
         .tell(&format!("prepare, for each node (raw: add and instantiate): {name}"));

@@ -9,10 +9,10 @@ use std::{
 
 use crate::{
     bounded,
-    communicator::Handle,
     config::{CommunicatorConfig, Prepared},
     error::Error,
     library::Nccl,
+    shared::Handle,
     sys::{self, Comm, SUCCESS},
     version::Version,
 };

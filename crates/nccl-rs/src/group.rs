@@ -5,9 +5,9 @@ use std::{cell::RefCell, ffi::c_int, ptr, sync::Arc};
 use smallvec::SmallVec;
 
 use crate::{
-    communicator::{Shared, is_refusal},
     error::Error,
     library::Nccl,
+    shared::{Shared, is_refusal},
     sys::IN_PROGRESS,
 };
 

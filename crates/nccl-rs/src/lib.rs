@@ -61,6 +61,7 @@ mod library;
 mod memory;
 mod reduction;
 mod search;
+mod shared;
 mod signal;
 mod stream;
 mod sys;

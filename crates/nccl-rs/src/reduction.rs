@@ -7,9 +7,10 @@ use std::{
 };
 
 use crate::{
-    communicator::{Communicator, Shared},
+    communicator::Communicator,
     dtype::{DataType, Element, ReduceOp},
     error::Error,
+    shared::Shared,
     sys::SCALAR_ON_HOST,
 };
 

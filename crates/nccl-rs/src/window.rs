@@ -8,10 +8,11 @@ use std::{
 
 use crate::{
     bounded,
-    communicator::{Communicator, Shared},
+    communicator::Communicator,
     error::Error,
     group,
     memory::Memory,
+    shared::Shared,
     sys::{self, WINDOW_SYMMETRIC},
 };
 

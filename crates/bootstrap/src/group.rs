@@ -234,7 +234,7 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// The reason: a member is lost or has aborted, or this process is a fork.
+    /// The reason: a member is lost or has aborted, this one has left, or this process is a fork.
     pub fn check(&self) -> Result<(), GroupError> {
         self.check_process()?;
         self.shared.lock().broken().map_or(Ok(()), Err)

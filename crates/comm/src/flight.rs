@@ -125,7 +125,7 @@ pub struct CallRecord {
     /// The queue, if it is in one.
     pub queue: Option<String>,
     /// When it was called, in microseconds since the communicator was made. Of a call in a queue, when it was seen there
-    /// first, some milliseconds later: a reading of the clock would cost as much as the rest of the record.
+    /// first, up to 50 ms later, and rarely a second: a reading of the clock would cost as much as the rest of the record.
     pub called_us: u64,
     /// When it was seen to be over.
     pub over_us: Option<u64>,

@@ -14,7 +14,7 @@ use crate::{CommError, Enqueued};
 /// A future that ends with a call in a queue. Dropping it cancels nothing.
 ///
 /// It blocks nobody: where a queue is full or another thread has the communicator, and where the cause of a failure is
-/// not known yet, it looks again with the communicator's own thread, a few milliseconds later.
+/// not known yet, it looks again with the communicator's own thread, up to 50 ms later, and rarely a second.
 pub struct CallFuture {
     call: Enqueued,
     stage: Stage,

@@ -15,8 +15,13 @@ use crate::{
 /// A call that owns its operands and was checked once, to be enqueued many times: a persistent collective, as MPI says.
 /// It is made by [`Call::persistent`](crate::Call::persistent), and any thread may use it.
 ///
-/// Enqueuing it allocates nothing in a queue that is warm, compares nothing again and reads no clock. It does not keep
-/// its communicator: once that was dropped, it is refused.
+/// Nothing about it is compared again, but in validating mode. It keeps what the communicator's engines have, and no rank
+/// in the group: once the communicator was dropped, it is refused.
+///
+/// # Portability
+///
+/// On CUDA devices, enqueuing a call that all ranks make allocates nothing in a queue that is warm. Sends and receives
+/// allocate their places in the record.
 ///
 /// ```
 /// # use std::{sync::Arc, time::Duration};

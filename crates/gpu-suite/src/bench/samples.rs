@@ -96,6 +96,21 @@ pub(crate) fn timed(work: impl FnOnce() -> Result<()>) -> Result<Duration> {
     Ok(start.elapsed())
 }
 
+/// One round: both, the first of which is the other in the next round.
+pub(crate) fn in_turn<T>(
+    round: usize,
+    ours: &mut (impl FnMut() -> Result<T> + ?Sized),
+    raw: &mut (impl FnMut() -> Result<T> + ?Sized),
+) -> Result<(T, T)> {
+    if round.is_multiple_of(2) {
+        let ours = ours()?;
+        Ok((ours, raw()?))
+    } else {
+        let raw = raw()?;
+        Ok((ours()?, raw))
+    }
+}
+
 /// What one column does in a round, and how long it took.
 pub(crate) type Column<'a> = (&'a str, &'a mut dyn FnMut() -> Result<Duration>);
 
@@ -139,6 +154,20 @@ mod tests {
         let [low, ratio, high] = slower.ratio(&samples);
         assert!(low <= ratio && ratio <= high && ratio > 1.0, "{low} {ratio} {high}");
         assert!(!Samples::default().at_most("nothing", 1.0).met, "what was not measured reaches nothing");
+    }
+
+    #[test]
+    fn each_side_goes_first_in_every_other_round() {
+        let order = std::cell::RefCell::new(String::new());
+        let note = |side| {
+            order.borrow_mut().push(side);
+            Ok(side)
+        };
+        for round in 0..3 {
+            let sides = in_turn(round, &mut || note('o'), &mut || note('r')).unwrap();
+            assert_eq!(sides, ('o', 'r'));
+        }
+        assert_eq!(order.into_inner(), "orroor");
     }
 
     #[test]

@@ -25,7 +25,7 @@ use super::{Rank, Ranks};
 use crate::{
     bench::{
         alloc,
-        samples::{Samples, interval, judge, timed},
+        samples::{Samples, in_turn, judge, timed},
     },
     rig::{LIMIT, report, say},
 };
@@ -276,25 +276,18 @@ impl<'a> Both<'a> {
         let dst = gets.map(|size| self.dst.slice(0..size)).transpose()?;
         let call = self.rank.call(op, DType::F32, src.as_ref(), dst.as_ref())?;
         let calls = if bytes <= 1 << 20 { 20 } else { 2 };
-        let (mut ours, mut alone, mut ratios) = (Samples::default(), Samples::default(), Vec::new());
+        let (mut own, mut raw) = (|| self.own(&call, calls), || self.raw(&call, calls));
+        let (mut ours, mut alone) = (Samples::default(), Samples::default());
         for round in 0..SIZE_ROUNDS + SIZE_WARM_UP {
-            let own = || self.own(&call, calls);
-            let raw = || self.raw(&call, calls);
-            // Each goes first as often as second.
-            let (own, raw) = if round % 2 == 0 {
-                let own = own()?;
-                (own, raw()?)
-            } else {
-                let raw = raw()?;
-                (own()?, raw)
-            };
+            let (own, raw) = in_turn(round, &mut own, &mut raw)?;
             if round >= SIZE_WARM_UP {
                 ours.add(own);
                 alone.add(raw);
-                ratios.push(raw.as_secs_f64() / own.as_secs_f64());
             }
         }
-        Ok(SizeFound { op, bytes: whole, ours, alone, ratio: interval(&mut ratios) })
+        // Throughput goes up as times go down.
+        let ratio = alone.ratio(&ours);
+        Ok(SizeFound { op, bytes: whole, ours, alone, ratio })
     }
 
     fn own(&self, call: &CollectiveCall<'_>, calls: u32) -> Result<Duration> {

@@ -10,13 +10,13 @@ use warpweft_core_types::{Arg, Launch};
 use warpweft_graph_runtime::{Completion, RunError, Runtime, RuntimeConfig};
 
 use super::{
-    Beside, Effort, WARM_UP, in_turn,
+    Beside, Effort, WARM_UP,
     program::{Bound, Program},
     raw::visit,
     runtime,
 };
 use crate::{
-    bench::raw::Raw,
+    bench::{raw::Raw, samples::in_turn},
     rig::{Bench, LIMIT},
 };
 

@@ -18,7 +18,7 @@ use warpweft_graph_runtime::{Runtime, RuntimeConfig};
 
 use super::{
     raw::Raw,
-    samples::{Samples, judge},
+    samples::{Samples, in_turn, judge},
 };
 use crate::{
     kernels,
@@ -144,20 +144,5 @@ impl Beside {
         self.tell(what);
         let beyond = self.ours.beyond(&self.raw);
         judge(&beyond.at_most(format!("{what}: more than raw"), most));
-    }
-}
-
-/// One round: both, the first of which is the other in the next round.
-fn in_turn<T>(
-    round: usize,
-    ours: &mut (impl FnMut() -> Result<T> + ?Sized),
-    raw: &mut (impl FnMut() -> Result<T> + ?Sized),
-) -> Result<(T, T)> {
-    if round.is_multiple_of(2) {
-        let ours = ours()?;
-        Ok((ours, raw()?))
-    } else {
-        let raw = raw()?;
-        Ok((ours()?, raw))
     }
 }

@@ -14,11 +14,11 @@ use warpweft_graph_runtime::{
     Buffer, ExecutableGraph, ExecutionTrace, MemoryPlacement, Runtime, RuntimeConfig, TraceClock,
 };
 
-use super::{Beside, Effort, WARM_UP, in_turn, raw::work, runtime};
+use super::{Beside, Effort, WARM_UP, raw::work, runtime};
 use crate::{
     bench::{
         raw::{Raw, RawKernel, RawMemory},
-        samples::{Samples, interval, judge, timed},
+        samples::{Samples, in_turn, interval, judge, timed},
     },
     kernels::{CHUNK_BYTES, CHUNK_WORKGROUPS, GRAPH_PTX, worked},
     rig::{Bench, LIMIT, report, say},

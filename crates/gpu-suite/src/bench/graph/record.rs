@@ -8,13 +8,16 @@ use warpweft_cli::measure::Bar;
 use warpweft_graph_runtime::RuntimeConfig;
 
 use super::{
-    Beside, Effort, WARM_UP, in_turn,
+    Beside, Effort, WARM_UP,
     program::Program,
     raw::{RawNode, RawTemplate},
     runtime,
 };
 use crate::{
-    bench::{raw::Raw, samples::judge},
+    bench::{
+        raw::Raw,
+        samples::{in_turn, judge},
+    },
     rig::{Bench, report, say},
 };
 

@@ -63,15 +63,15 @@ pub(crate) fn engines(
     device: &Arc<dyn Device>,
     config: &CommConfig,
     deadline: Deadline,
-) -> Result<(u32, Vec<Box<dyn Engine>>), CommError> {
+) -> Result<(u32, Vec<Arc<dyn Engine>>), CommError> {
     let mark = getrandom::u32().map_err(|error| CommError::NoEngine { reason: error.to_string() })?;
     let own = Facts::of(device.as_ref(), group.size(), config, mark);
     let facts = exchange(group, &own, deadline)?;
     check(group, &facts)?;
-    let mut engines: Vec<Box<dyn Engine>> = Vec::new();
+    let mut engines: Vec<Arc<dyn Engine>> = Vec::new();
     for kind in serving(group, &facts)? {
         let engine = match kind {
-            EngineKind::Solo => Ok(Box::new(SoloEngine) as Box<dyn Engine>),
+            EngineKind::Solo => Ok(Arc::new(SoloEngine) as Arc<dyn Engine>),
             EngineKind::Native => native(group, device, config, deadline),
             EngineKind::Host => host(group, device, config, deadline),
             EngineKind::Planned => planned(group, device, deadline),
@@ -191,15 +191,15 @@ fn host(
     device: &Arc<dyn Device>,
     config: &CommConfig,
     deadline: Deadline,
-) -> Result<Box<dyn Engine>, CommError> {
-    Ok(Box::new(HostEngine::new(group, device, config.timeout, deadline)?))
+) -> Result<Arc<dyn Engine>, CommError> {
+    Ok(Arc::new(HostEngine::new(group, device, config.timeout, deadline)?))
 }
 
 fn planned(
     group: &Group,
     device: &Arc<dyn Device>,
     deadline: Deadline,
-) -> Result<Box<dyn Engine>, CommError> {
+) -> Result<Arc<dyn Engine>, CommError> {
     let mut own = BoardId::default();
     if group.rank() == Rank(0) {
         let failed = |error: getrandom::Error| CommError::NoEngine { reason: error.to_string() };
@@ -208,7 +208,7 @@ fn planned(
     let id = group.broadcast("board of a communicator", Rank(0), &own, deadline)?;
     let wrong = |_| CommError::NoEngine { reason: "rank 0 made no board".to_owned() };
     let id = BoardId::try_from(id).map_err(wrong)?;
-    Ok(Box::new(PlannedEngine::new(id, group.rank().0, group.size(), device)?))
+    Ok(Arc::new(PlannedEngine::new(id, group.rank().0, group.size(), device)?))
 }
 
 /// The device's own collectives.
@@ -217,7 +217,7 @@ fn native(
     device: &Arc<dyn Device>,
     config: &CommConfig,
     deadline: Deadline,
-) -> Result<Box<dyn Engine>, CommError> {
+) -> Result<Arc<dyn Engine>, CommError> {
     let missing =
         || CollectiveError::Unsupported { device: device.info().id, what: "collectives".to_owned() };
     let family = device.collectives().ok_or_else(missing)?;
@@ -234,5 +234,5 @@ fn native(
         NativeCommunicatorDesc { id: NativeId(bytes), rank, size, multiprocessors: config.multiprocessors };
     // Early enough for the others to be told why.
     let communicator = family.join(&desc, Deadline::within(deadline.remaining().mul_f64(0.8)))?;
-    Ok(Box::new(NativeEngine::new(Arc::clone(device), communicator)))
+    Ok(Arc::new(NativeEngine::new(Arc::clone(device), communicator)))
 }

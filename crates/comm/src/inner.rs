@@ -43,7 +43,7 @@ pub(crate) struct Inner {
     origin: String,
     group: Arc<Group>,
     device: Arc<dyn Device>,
-    engines: Vec<Box<dyn Engine>>,
+    engines: Vec<Arc<dyn Engine>>,
     config: CommConfig,
     flight: Flight,
     pub(crate) shared: Arc<Shared>,
@@ -215,16 +215,16 @@ impl Inner {
     pub(crate) fn pick(
         &self,
         wanted: impl Iterator<Item = (CollectiveOp, DType)> + Clone,
-    ) -> Result<&dyn Engine, CommError> {
+    ) -> Result<&Arc<dyn Engine>, CommError> {
         let does = |engine: &dyn Engine| wanted.clone().all(|(op, dtype)| engine.does(op, dtype));
-        self.engines.iter().map(AsRef::as_ref).find(|engine| does(*engine)).ok_or_else(|| {
+        self.engines.iter().find(|engine| does(engine.as_ref())).ok_or_else(|| {
             let what = wanted.clone().map(|(op, dtype)| format!("{op} of {dtype}")).collect::<Vec<_>>();
             let engines: Vec<_> = self.engines.iter().map(|engine| engine.kind().name()).collect();
             CommError::Unsupported { what: what.join(" with "), engines: engines.join(", ") }
         })
     }
 
-    fn pick_for(&self, calls: &[CollectiveCall<'_>]) -> Result<&dyn Engine, CommError> {
+    fn pick_for(&self, calls: &[CollectiveCall<'_>]) -> Result<&Arc<dyn Engine>, CommError> {
         self.pick(calls.iter().map(|call| (call.op(), call.dtype())))
     }
 
@@ -253,16 +253,15 @@ impl Inner {
         self.usable()?;
         let _comparing = self.compare(&signature, || Signature::text_of_all(calls), None)?;
         let submit = |waits: &[SemaphorePoint]| engine.enqueue(calls, queue, waits, then);
-        self.put(queue, (signature, &exchanges_of(calls)), Place::behind_last(engine), None, submit)
+        let place = Place::behind_last(engine.as_ref());
+        self.put(queue, (signature, &exchanges_of(calls)), place, None, submit)
     }
 
-    /// What makes calls again, and the place of the engine that does.
-    pub(crate) fn persist(&self, calls: &[CollectiveCall<'_>]) -> Result<(usize, Work), CommError> {
+    /// What makes calls again, and the engine that does.
+    pub(crate) fn persist(&self, calls: &[CollectiveCall<'_>]) -> Result<(Arc<dyn Engine>, Work), CommError> {
         self.usable()?;
         let engine = self.pick_for(calls)?;
-        let kind = engine.kind();
-        let at = self.engines.iter().position(|engine| engine.kind() == kind).unwrap_or(0);
-        Ok((at, engine.persist(calls).map_err(|error| self.told(error))?))
+        Ok((Arc::clone(engine), engine.persist(calls).map_err(|error| self.told(error))?))
     }
 
     /// A call that was checked before.
@@ -274,10 +273,10 @@ impl Inner {
         let What { signature, exchanges, text, engine } = &call.what;
         self.check_before_comparing(queue)?;
         self.usable()?;
-        let engine = self.engines.get(*engine).map_or_else(|| self.first(), |engine| Ok(engine.as_ref()))?;
         let _comparing = self.compare(signature, || text.clone(), None)?;
-        self.put(queue, (*signature, exchanges), Place::behind_last(engine), None, |waits| {
-            call.work.submit(engine, queue, waits)
+        let place = Place::behind_last(engine.as_ref());
+        self.put(queue, (*signature, exchanges), place, None, |waits| {
+            call.work.submit(engine.as_ref(), queue, waits)
         })
     }
 
@@ -370,7 +369,7 @@ impl Inner {
         self.usable()?;
         let _comparing = self.compare(&signature, || Signature::text_of_all(calls), Some(deadline))?;
         if engine.runs(calls) {
-            return self.run_here(engine, calls, signature, deadline);
+            return self.run_here(engine.as_ref(), calls, signature, deadline);
         }
         let queue = self.own_queue().map_err(|error| self.told(error))?;
         let place = Place { engine: engine.kind().name(), behind: Behind::All };

@@ -54,8 +54,8 @@ pub(crate) struct What {
     pub(crate) exchanges: Exchanges,
     /// Its words, where calls are compared.
     pub(crate) text: String,
-    /// The place of the engine that does it.
-    pub(crate) engine: usize,
+    /// Which does it.
+    pub(crate) engine: Arc<dyn Engine>,
 }
 
 /// What an engine needs to carry calls out again.

@@ -2,7 +2,7 @@
 
 use std::{
     fmt,
-    sync::{Arc, Weak},
+    sync::Arc,
     task::{Poll, Waker},
     thread,
     time::Duration,
@@ -174,7 +174,7 @@ impl Enqueued {
 
     /// The communicator, if there still is one.
     fn inner(&self) -> Option<Arc<Inner>> {
-        self.shared.inner.get().and_then(Weak::upgrade)
+        self.shared.inner.upgrade()
     }
 
     fn queue(&self) -> QueueId {

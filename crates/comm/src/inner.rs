@@ -61,8 +61,7 @@ pub(crate) struct Inner {
 
 /// What calls in queues look at, when the communicator is gone, too.
 pub(crate) struct Shared {
-    /// Set once it is made.
-    pub(crate) inner: OnceLock<Weak<Inner>>,
+    pub(crate) inner: Weak<Inner>,
     /// The device of all queues.
     pub(crate) device: DeviceId,
     pub(crate) state: Mutex<State>,
@@ -110,7 +109,7 @@ impl Inner {
         deadline: Deadline,
     ) -> Result<Arc<Self>, CommError> {
         let (mark, engines) = form::engines(&group, device, config, deadline)?;
-        let inner = Arc::new(Self {
+        Ok(Arc::new_cyclic(|inner| Self {
             id: CommunicatorId { run: group.run().to_string(), epoch: group.epoch(), mark },
             origin,
             engines,
@@ -119,7 +118,7 @@ impl Inner {
             config: config.clone(),
             flight: Flight::new(config.flight.clone()),
             shared: Arc::new(Shared {
-                inner: OnceLock::new(),
+                inner: Weak::clone(inner),
                 device: device.info().id,
                 state: Mutex::default(),
             }),
@@ -129,10 +128,7 @@ impl Inner {
             own_queue: Mutex::default(),
             word: OnceLock::new(),
             bell: Arc::default(),
-        });
-        // It is set once, here.
-        let _set = inner.shared.inner.set(Arc::downgrade(&inner));
-        Ok(inner)
+        }))
     }
 
     pub(crate) const fn id(&self) -> &CommunicatorId {

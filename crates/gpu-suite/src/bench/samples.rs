@@ -90,6 +90,23 @@ pub(crate) fn judge(bar: &Bar) {
     say(&format!("bar: {bar}"));
 }
 
+/// Tells what rounds of so many submissions allocated, for each submission. Zero is the bar of one percentile of the
+/// rounds, if one is judged.
+pub(crate) fn tell_allocations(what: &str, mut counts: Vec<u64>, submissions: usize, judged: Option<usize>) {
+    counts.sort_unstable();
+    #[expect(clippy::cast_precision_loss, reason = "small counts")]
+    let at = |percent: usize| {
+        let count = counts.get(counts.len().saturating_sub(1) * percent / 100).copied().unwrap_or(0);
+        count as f64 / submissions as f64
+    };
+    report(&json!({"allocations": what, "rounds": counts.len(), "p50": at(50), "p99": at(99), "max": at(100),
+        "in all": counts.iter().sum::<u64>()}));
+    say(&format!("{what}: {} for each, at most {}", at(50), at(100)));
+    if let Some(percent) = judged {
+        judge(&Bar::at_most(format!("{what}, p{percent}"), at(percent), 0.0, "").with_p99(at(99)));
+    }
+}
+
 pub(crate) fn timed(work: impl FnOnce() -> Result<()>) -> Result<Duration> {
     let start = Instant::now();
     work()?;

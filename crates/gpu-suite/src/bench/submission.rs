@@ -11,13 +11,12 @@ use std::{
 
 use anyhow::Result;
 use serde_json::json;
-use warpweft_cli::measure::Bar;
 use warpweft_core_types::{Arg, BufferDesc, CopyRegion, Deadline, Launch, Op, SemaphorePoint, Submission};
 
 use super::{
     alloc,
     raw::Raw,
-    samples::{judge, table, table_of, timed},
+    samples::{judge, table, table_of, tell_allocations, timed},
 };
 use crate::rig::{Bench, LIMIT, Rig, report};
 
@@ -102,24 +101,12 @@ fn back_to_back(bench: &Bench) -> Result<()> {
             }
         }
         semaphore.wait(WARM_UP + SUBMISSIONS, Deadline::within(LIMIT))?;
-        tell_allocations(&mut counts, launches, waits);
+        let how = if waits { "each waited for" } else { "none waited for" };
+        let what = format!("allocations of a submission of {launches} + 1 signal, {how}");
+        // Without waits submissions are held back in the end, which makes copies of them.
+        tell_allocations(&what, counts, 1, waits.then_some(100));
     }
     Ok(())
-}
-
-fn tell_allocations(counts: &mut [u64], launches: usize, waits: bool) {
-    counts.sort_unstable();
-    let at = |part: usize| counts.get(counts.len().saturating_sub(1) * part / 100).copied().unwrap_or(0);
-    let how = if waits { "each waited for" } else { "none waited for" };
-    let what = format!("allocations of a submission of {launches} + 1 signal, {how}");
-    report(&json!({"allocations": what, "submissions": counts.len(), "p50": at(50), "p99": at(99),
-        "max": at(100), "in all": counts.iter().sum::<u64>()}));
-    // Without waits submissions are held back in the end, which makes copies of them.
-    if !waits {
-        return;
-    }
-    #[expect(clippy::cast_precision_loss, reason = "small counts")]
-    judge(&Bar::at_most(format!("{what}: the most"), at(100) as f64, 0.0, "").with_p99(at(99) as f64));
 }
 
 fn round_trips(bench: &Bench, raw: &Raw) -> Result<()> {

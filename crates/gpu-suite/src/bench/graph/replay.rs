@@ -3,8 +3,6 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use serde_json::json;
-use warpweft_cli::measure::Bar;
 use warpweft_graph_runtime::{Completion, ExecutableGraph, RuntimeConfig};
 
 use super::{
@@ -17,9 +15,9 @@ use crate::{
     bench::{
         alloc,
         raw::Raw,
-        samples::{judge, timed},
+        samples::{tell_allocations, timed},
     },
-    rig::{Bench, LIMIT, report, say},
+    rig::{Bench, LIMIT},
 };
 
 /// Replays that follow each other without a wait; a slot for each.
@@ -142,22 +140,9 @@ fn submission(
         let beside = Beside::measure(effort.many_rounds, &mut own, &mut theirs)?.each_of(submissions);
         let what = format!("submit, {how} (raw: launch and record): {}", program.name);
         beside.judge_more(&what, SUBMIT);
-        tell_allocations(&what, allocations.split_off(super::WARM_UP), submissions);
+        // The calling thread's. The median is judged, as it is of the times.
+        let what = format!("allocations: {what}");
+        tell_allocations(&what, allocations.split_off(super::WARM_UP), submissions, Some(50));
     }
     Ok(())
-}
-
-/// What the calling thread allocated.
-fn tell_allocations(what: &str, mut counts: Vec<u64>, submissions: usize) {
-    counts.sort_unstable();
-    #[expect(clippy::cast_precision_loss, reason = "small counts")]
-    let at = |part: usize| {
-        let count = counts.get(counts.len().saturating_sub(1) * part / 100).copied().unwrap_or(0);
-        count as f64 / submissions as f64
-    };
-    report(
-        &json!({"allocations": what, "p50": at(50), "p99": at(99), "max": at(100), "rounds": counts.len()}),
-    );
-    say(&format!("{what}: {} allocations for each, at most {}", at(50), at(100)));
-    judge(&Bar::at_most(format!("allocations: {what}"), at(50), 0.0, "").with_p99(at(99)));
 }

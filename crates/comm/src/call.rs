@@ -111,7 +111,7 @@ impl<'a> Calls<'a> {
     ///
     /// # Errors
     ///
-    /// As [`Call::persistent`], and [`CommError::Unsupported`] for a group of no calls.
+    /// As [`Call::persistent`].
     pub fn persistent(self) -> Result<PersistentCall, CommError> {
         check_overlaps(&self.calls)?;
         PersistentCall::new(&self.comm.inner, &self.calls)

@@ -242,8 +242,7 @@ impl Inner {
         self.check_before_comparing(queue)?;
         check_overlaps(calls)?;
         let Some(signature) = Signature::of(calls) else {
-            self.check_queue(queue)?;
-            return Ok(self.enqueued(queue.id().number, 0));
+            return self.nothing(queue);
         };
         let engine = self.pick_for(calls)?;
         self.usable()?;
@@ -266,14 +265,22 @@ impl Inner {
         call: &PersistentCall,
         queue: &Arc<dyn Queue>,
     ) -> Result<Enqueued, CommError> {
-        let What { signature, exchanges, text, engine } = &call.what;
         self.check_before_comparing(queue)?;
+        let Some(What { signature, exchanges, text, engine, work }) = &call.what else {
+            return self.nothing(queue);
+        };
         self.usable()?;
         let _comparing = self.compare(signature, || text.clone(), None)?;
         let place = Place::behind_last(engine.as_ref());
         self.put(queue, (*signature, exchanges), place, None, |waits| {
-            call.work.submit(engine.as_ref(), queue, waits)
+            work.submit(engine.as_ref(), queue, waits)
         })
+    }
+
+    /// No calls, which are over at once.
+    fn nothing(&self, queue: &Arc<dyn Queue>) -> Result<Enqueued, CommError> {
+        self.check_queue(queue)?;
+        Ok(self.enqueued(queue.id().number, 0))
     }
 
     /// A call with this ticket; none has the ticket 0, which is over.

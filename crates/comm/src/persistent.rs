@@ -44,8 +44,8 @@ use crate::{
 /// ```
 pub struct PersistentCall {
     inner: Arc<Inner>,
-    pub(crate) what: What,
-    pub(crate) work: Work,
+    /// None of no calls, which are over at once.
+    pub(crate) what: Option<What>,
 }
 
 /// What is known of a call before it is made.
@@ -56,6 +56,7 @@ pub(crate) struct What {
     pub(crate) text: String,
     /// Which does it.
     pub(crate) engine: Arc<dyn Engine>,
+    pub(crate) work: Work,
 }
 
 /// What an engine needs to carry calls out again.
@@ -66,17 +67,17 @@ pub(crate) enum Work {
 }
 
 impl PersistentCall {
-    /// Of calls that were checked; nothing if there are none.
+    /// Of calls that were checked.
     pub(crate) fn new(inner: &Arc<Inner>, calls: &[CollectiveCall<'_>]) -> Result<Self, CommError> {
-        let nothing = || CommError::Unsupported {
-            what: "a group of no calls to be made many times".to_owned(),
-            engines: "none that does".to_owned(),
+        let what = match Signature::of(calls) {
+            Some(signature) => {
+                let (engine, work) = inner.persist(calls)?;
+                let (exchanges, text) = (exchanges_of(calls), Signature::text_of_all(calls));
+                Some(What { signature, exchanges, text, engine, work })
+            }
+            None => None,
         };
-        let signature = Signature::of(calls).ok_or_else(nothing)?;
-        let (engine, work) = inner.persist(calls)?;
-        let (exchanges, text) = (exchanges_of(calls), Signature::text_of_all(calls));
-        let what = What { signature, exchanges, text, engine };
-        Ok(Self { inner: Arc::clone(inner), what, work })
+        Ok(Self { inner: Arc::clone(inner), what })
     }
 
     /// Puts it in a queue of its rank's device, as [`Call::on`](crate::Call::on) does.
@@ -91,7 +92,8 @@ impl PersistentCall {
 
 impl fmt::Debug for PersistentCall {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PersistentCall").field("call", &self.what.signature.text()).finish_non_exhaustive()
+        let call = self.what.as_ref().map(|what| what.signature.text());
+        f.debug_struct("PersistentCall").field("call", &call).finish_non_exhaustive()
     }
 }
 

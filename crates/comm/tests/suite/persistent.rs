@@ -86,8 +86,13 @@ fn one_rank_alone_has_persistent_calls_too() {
     let both = gather(&from_low, &high).and(gather(&from_high, &low)).persistent().unwrap();
     both.enqueue(&queue).unwrap().wait(PATIENCE).unwrap();
     assert_eq!(read(&dst), [4, 3]);
-    let nothing = place.comm.all_to_all_v(DType::U32, &[None], &[None]).unwrap().persistent();
-    assert_eq!(told(nothing).0, ErrorClass::Unsupported);
+    // No calls are over at once, and a queue of another device refuses them all the same.
+    let nothing = place.comm.all_to_all_v(DType::U32, &[None], &[None]).unwrap().persistent().unwrap();
+    nothing.enqueue(&queue).unwrap().wait(Duration::ZERO).unwrap();
+    assert_eq!(place.comm.flight().calls.len(), 1);
+    let foreign = HostBackend::with_devices(2).unwrap().open(1, Features::empty()).unwrap();
+    let foreign = foreign.create_queue(&warpweft_core_types::QueueDesc::default()).unwrap();
+    assert!(matches!(nothing.enqueue(&foreign), Err(CommError::ForeignQueue { .. })));
 }
 
 #[test]

@@ -8,15 +8,18 @@
 //! with signals behind them, a full queue, a cold call, or the reactor after a moment. An event costs the host more than
 //! all else that a submission does.
 
+mod ending;
+mod finished;
+mod walk;
+
 use std::{
-    cell::RefCell,
     collections::VecDeque,
     fmt,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, TryLockError,
         atomic::{AtomicBool, Ordering},
     },
-    task::{Wake, Waker},
+    task::Waker,
     thread,
     time::{Duration, Instant},
 };
@@ -28,6 +31,7 @@ use warpweft_core_types::{
 };
 use warpweft_polled::{KeepAlive, Polled, Reactor};
 
+pub(crate) use self::ending::Cause;
 use crate::{
     check::check_op,
     clock::Clock,
@@ -51,9 +55,6 @@ const WINDOW: usize = 768;
 /// submissions in the stream.
 const STOCK: usize = 32;
 
-/// Spares kept for the next submissions: as many as there can be submissions in the stream.
-const SPARES: usize = WINDOW;
-
 /// Submissions that gather before they get an event, so that memory is let go of now and then and a full queue gets
 /// shorter by parts.
 const GATHERED: usize = 64;
@@ -63,9 +64,6 @@ const GATHERING: Duration = Duration::from_millis(2);
 
 /// Between two tries to take a lock.
 const GLANCE: Duration = Duration::from_micros(50);
-
-/// Finished submissions that are looked after at once.
-const BATCH: usize = 16;
 
 /// A queue's state and work, kept alive by whoever may still have to look after it.
 pub(crate) struct QueueCore {
@@ -186,43 +184,6 @@ impl From<Spare> for InFlight {
         Self { event, signals, keep, submissions: 0, ops: 0, awaited, communicators }
     }
 }
-
-/// What becomes of work that did not come to its end.
-pub(crate) enum Cause<'a> {
-    /// A communicator, by its address, was aborted.
-    Communicator(usize),
-    /// This point will never be reached.
-    Point(&'a SemaphorePoint),
-}
-
-impl InFlight {
-    fn is_ended_by(&self, cause: &Cause<'_>) -> bool {
-        match cause {
-            Cause::Communicator(address) => self.communicators.contains(address),
-            Cause::Point(lost) => self.awaited.iter().any(|point| is_behind(point, lost)),
-        }
-    }
-}
-
-impl Held {
-    fn is_ended_by(&self, cause: &Cause<'_>) -> bool {
-        match cause {
-            Cause::Communicator(address) => {
-                self.work.ops.iter().any(|op| op.with(|op| communicator::of(op).contains(address)))
-            }
-            // Its semaphore fails, which it finds by itself.
-            Cause::Point(_) => false,
-        }
-    }
-}
-
-/// Whether a point is not reached if `lost` is not.
-fn is_behind(point: &SemaphorePoint, lost: &SemaphorePoint) -> bool {
-    Arc::ptr_eq(&point.semaphore, &lost.semaphore) && point.value >= lost.value
-}
-
-/// Submissions that are over.
-type Done = SmallVec<[InFlight; BATCH]>;
 
 impl QueueCore {
     pub(crate) fn new(
@@ -580,59 +541,6 @@ impl QueueCore {
         }
     }
 
-    /// Raises what finished submissions signal and lets go of what they used; whether some are held.
-    fn settle(&self, mut done: Done) -> bool {
-        // Outside the lock: raising a semaphore wakes others, and letting go of buffers frees them.
-        for record in &mut done {
-            record.signals.iter().for_each(semaphore::reached);
-            record.signals.clear();
-        }
-        self.let_go(&mut done);
-        self.recycle(done)
-    }
-
-    /// Lets go of what submissions used. A device that goes with it goes on its service thread: this may be the
-    /// thread that other devices wait for.
-    fn let_go(&self, done: &mut [InFlight]) {
-        // Acquire: pairs with the drop of the handle.
-        if self.is_orphan.load(Ordering::Acquire) {
-            let kept: Vec<_> = done.iter_mut().map(|record| std::mem::take(&mut record.keep)).collect();
-            self.context.serve(move || drop(kept));
-        } else {
-            done.iter_mut().for_each(|record| record.keep.clear());
-        }
-    }
-
-    /// Asks the driver with the lock open: a program that submits meanwhile must not wait for the answer, which
-    /// takes a microsecond, nor be put to sleep by a lock that is taken again and again.
-    fn take_finished(&self, done: &mut Done) -> Result<(), DriverError> {
-        let Some(_asking) = self.context.cold.ask() else { return Ok(()) };
-        let Some(mut state) = self.try_lock() else { return Ok(()) };
-        let mut current = None;
-        while done.len() < BATCH
-            && let Some(event) = state.in_flight.front().map(|first| Arc::clone(&first.event))
-        {
-            drop(state);
-            if current.is_none() {
-                current = Some(self.context.enter()?);
-            }
-            if !event.is_done()? {
-                return Ok(());
-            }
-            state = self.lock();
-            // Another thread may have asked the same.
-            if state.in_flight.front().is_some_and(|first| Arc::ptr_eq(&first.event, &event)) {
-                drop(event);
-                let Some(finished) = state.in_flight.pop_front() else { continue };
-                state.finished += finished.submissions as u64;
-                state.submissions_in_flight -= finished.submissions;
-                state.ops_in_flight -= finished.ops;
-                done.push(finished);
-            }
-        }
-        Ok(())
-    }
-
     /// How many submissions are over, if some are not.
     pub(crate) fn progress(self: &Arc<Self>) -> Option<u64> {
         let state = self.marked(self.lock());
@@ -651,135 +559,6 @@ impl QueueCore {
             Ok(state) => Some(state),
             Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
             Err(TryLockError::WouldBlock) => None,
-        }
-    }
-
-    /// Keeps what the next submissions can use; whether some are held.
-    fn recycle(&self, done: Done) -> bool {
-        let mut state = self.lock();
-        let room = SPARES.saturating_sub(state.spares.len());
-        let spent = done.into_iter().take(room);
-        state.spares.extend(spent.map(|InFlight { event, keep, .. }| Spare { event, keep }));
-        !state.held.is_empty()
-    }
-
-    /// Fails everything the queue holds and will be given, and `signals`, which it had in hand. What is in the
-    /// stream goes on.
-    fn fail(
-        self: &Arc<Self>,
-        mut state: MutexGuard<'_, State>,
-        failure: &Arc<Failure>,
-        signals: &[SemaphorePoint],
-    ) {
-        state.failure.get_or_insert_with(|| Arc::clone(failure));
-        // What fails here fails in its turn, behind what gathered.
-        let unmarked = self.mark(&mut state).is_err().then(|| state.gathered.take()).flatten();
-        let held = std::mem::take(&mut state.held);
-        state.doomed.push(signals.into());
-        state.doomed.extend(held.iter().map(|held| held.work.signals.clone()));
-        self.track(state);
-        // What is still to come of the first one's waits must not keep the queue. Outside the lock, as below.
-        if let Some(first) = held.front() {
-            let waker = Waker::from(Arc::clone(self));
-            first.work.waits.iter().for_each(|point| semaphore::unwatch(point, &waker));
-        }
-        // Outside the lock: dropping submissions frees buffers.
-        drop(held);
-        self.abandon(unmarked);
-        self.fail_doomed();
-    }
-
-    /// Submissions of which the driver will not say when they are over.
-    fn abandon(&self, records: impl IntoIterator<Item = InFlight>) {
-        if self.context.failure().is_none() {
-            // The device lives and may still touch what these use: it is never let go.
-            records.into_iter().for_each(|record| std::mem::forget(record.keep));
-        }
-    }
-
-    /// Fails what will not run, unless something before it still does.
-    fn fail_doomed(&self) {
-        let state = self.lock();
-        if state.is_idle() {
-            Self::fail_now(state);
-        }
-    }
-
-    fn fail_now(mut state: MutexGuard<'_, State>) {
-        let Some(failure) = state.failure.clone() else { return };
-        let doomed = std::mem::take(&mut state.doomed);
-        drop(state);
-        // Outside the lock: failing a semaphore wakes others.
-        doomed.iter().flatten().for_each(|point| point.semaphore.fail(Arc::clone(&failure)));
-    }
-
-    /// Fails what is in the stream too, since the driver will not say when it is over.
-    fn fail_in_flight(self: &Arc<Self>, mut state: MutexGuard<'_, State>, failure: &Arc<Failure>) {
-        let mut in_flight = std::mem::take(&mut state.in_flight);
-        in_flight.extend(state.gathered.take());
-        (state.submissions_in_flight, state.ops_in_flight) = (0, 0);
-        // Before what is behind them.
-        let mut signals: Vec<_> = in_flight.iter().map(|record| record.signals.clone()).collect();
-        signals.append(&mut state.doomed);
-        state.doomed = signals;
-        self.fail(state, failure, &[]);
-        self.abandon(in_flight);
-    }
-
-    /// Dooms what a cause ends and everything behind it: its signals fail, once what is in the stream is over, and the
-    /// queue takes no more. Whatever waits for those points in other streams is doomed as well. Nothing is let go of
-    /// before the device is past it. Returns the queues that this came to; `None` if one is busy for too long.
-    pub(crate) fn doom(
-        self: &Arc<Self>,
-        cause: &Cause<'_>,
-        failure: &Arc<Failure>,
-        deadline: Deadline,
-    ) -> Option<Vec<Arc<Self>>> {
-        let mut doomed = Vec::new();
-        let mut lost = self.doom_here(cause, failure, deadline, &mut doomed)?;
-        while let Some((point, queue)) = lost.pop() {
-            let cause = Cause::Point(&point);
-            lost.extend(queue.doom_here(&cause, failure, deadline, &mut doomed)?);
-        }
-        Some(doomed)
-    }
-
-    /// The queue's own part of it; which queues wait for which of its points.
-    fn doom_here(
-        self: &Arc<Self>,
-        cause: &Cause<'_>,
-        failure: &Arc<Failure>,
-        deadline: Deadline,
-        doomed: &mut Vec<Arc<Self>>,
-    ) -> Option<Vec<(SemaphorePoint, Arc<Self>)>> {
-        let mut state = self.marked(self.lock_by(deadline)?);
-        let first = state.in_flight.iter().position(|record| record.is_ended_by(cause));
-        if first.is_none() && !state.held.iter().any(|held| held.is_ended_by(cause)) {
-            return Some(Vec::new());
-        }
-        doomed.push(Arc::clone(self));
-        let from = first.unwrap_or(state.in_flight.len());
-        let lost: Vec<Signals> =
-            state.in_flight.iter_mut().skip(from).map(|record| std::mem::take(&mut record.signals)).collect();
-        let dependents: Vec<_> = lost
-            .iter()
-            .flatten()
-            .flat_map(|point| {
-                let waiting = semaphore::doom(point, failure);
-                waiting.into_iter().map(|queue| (point.clone(), queue))
-            })
-            .collect();
-        // Before what failed already, which is behind it.
-        let behind = std::mem::replace(&mut state.doomed, lost);
-        state.doomed.extend(behind);
-        self.fail(state, failure, &[]);
-        Some(dependents)
-    }
-
-    /// Fails what is doomed though the stream is not past it: nobody can say when it will be.
-    pub(crate) fn fail_regardless(&self, deadline: Deadline) {
-        if let Some(state) = self.lock_by(deadline) {
-            Self::fail_now(state);
         }
     }
 
@@ -805,105 +584,9 @@ impl QueueCore {
     }
 }
 
-impl Polled for QueueCore {
-    /// Takes note of what the stream has finished; whether it was something.
-    ///
-    /// It does nothing while another thread is busy with the queue: that thread, or the next look, will.
-    fn reap(self: &Arc<Self>) -> bool {
-        let mut progress = false;
-        loop {
-            let mut done = Done::new();
-            let looked = self.take_finished(&mut done);
-            let is_last = done.len() < BATCH;
-            progress |= !done.is_empty();
-            // What is over is so before what fails behind it.
-            let is_held = !done.is_empty() && self.settle(done);
-            if let Err(error) = looked {
-                let failure = self.context.judge(error);
-                self.fail_in_flight(self.lock(), &failure);
-            } else if is_held {
-                self.schedule();
-            }
-            if is_last {
-                break;
-            }
-        }
-        if progress {
-            self.fail_doomed();
-        }
-        self.mark_what_waits();
-        progress
-    }
-
-    /// Whether submissions wait here for the stream to get shorter or for others.
-    fn is_holding(&self) -> bool {
-        self.try_lock().is_some_and(|state| !state.held.is_empty())
-    }
-
-    /// Whether the reactor may forget the queue.
-    fn retire(&self) -> bool {
-        let Some(mut state) = self.try_lock() else { return false };
-        state.tracked = !state.is_idle();
-        !state.tracked
-    }
-
-    /// Lets go of a queue that has nothing under way: one that nobody uses any more goes on the device's service
-    /// thread, for the same reason.
-    fn end(self: Arc<Self>) {
-        // Acquire: as in `let_go`.
-        if self.is_orphan.load(Ordering::Acquire) {
-            let context = Arc::clone(&self.context);
-            context.serve(move || drop(self));
-        }
-    }
-}
-
 impl fmt::Debug for QueueCore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "QueueCore({})", self.id)
-    }
-}
-
-impl Wake for QueueCore {
-    /// Looks at the queue again, once the queue that this thread is looking at is done with: a chain of queues
-    /// that wake each other is walked and not descended.
-    fn wake(self: Arc<Self>) {
-        let fallback = Arc::clone(&self);
-        // A thread that is ending has no list any more.
-        let started = WOKEN.try_with(|woken| {
-            let mut woken = woken.borrow_mut();
-            let first = woken.is_none();
-            woken.get_or_insert_default().push_back(self);
-            first
-        });
-        match started {
-            Ok(true) => Walk.run(),
-            Ok(false) => {}
-            Err(_) => fallback.schedule(),
-        }
-    }
-}
-
-thread_local! {
-    /// Queues to be looked at by this thread, which is doing so if there is a list.
-    static WOKEN: RefCell<Option<VecDeque<Arc<QueueCore>>>> = const { RefCell::new(None) };
-}
-
-/// The looking; its list goes with it, however it ends.
-struct Walk;
-
-impl Walk {
-    fn run(self) {
-        let next = || WOKEN.with_borrow_mut(|woken| woken.as_mut().and_then(VecDeque::pop_front));
-        while let Some(queue) = next() {
-            queue.schedule();
-        }
-    }
-}
-
-impl Drop for Walk {
-    fn drop(&mut self) {
-        let _gone = WOKEN.try_with(|woken| woken.borrow_mut().take());
     }
 }
 
@@ -932,7 +615,7 @@ pub(crate) struct CudaQueue {
 
 impl Drop for CudaQueue {
     fn drop(&mut self) {
-        // Release: see `let_go`.
+        // Release: see `QueueCore::let_go`.
         self.core.is_orphan.store(true, Ordering::Release);
     }
 }

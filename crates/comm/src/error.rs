@@ -100,7 +100,7 @@ pub enum CommError {
     /// A kernel could not be launched.
     #[error("a kernel could not be launched")]
     Launch(#[source] Arc<LaunchError>),
-    /// A thread or file of the system's could not be had.
+    /// A thread, file or random number of the system's could not be had.
     #[error("cannot {what}")]
     System {
         /// What was to be done.

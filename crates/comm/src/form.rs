@@ -64,7 +64,7 @@ pub(crate) fn engines(
     config: &CommConfig,
     deadline: Deadline,
 ) -> Result<(u32, Vec<Arc<dyn Engine>>), CommError> {
-    let mark = getrandom::u32().map_err(|error| CommError::NoEngine { reason: error.to_string() })?;
+    let mark = u32::from_ne_bytes(random()?);
     let own = Facts::of(device.as_ref(), group.size(), config, mark);
     let facts = exchange(group, &own, deadline)?;
     check(group, &facts)?;
@@ -83,6 +83,13 @@ pub(crate) fn engines(
         confirmed?;
     }
     Ok((facts[0].mark, engines))
+}
+
+/// What nobody else draws.
+fn random<const N: usize>() -> Result<[u8; N], CommError> {
+    let mut bytes = [0; N];
+    getrandom::fill(&mut bytes).map_err(|error| CommError::system("make random bytes")(error.into()))?;
+    Ok(bytes)
 }
 
 fn exchange(group: &Group, own: &Facts, deadline: Deadline) -> Result<Vec<Facts>, CommError> {
@@ -200,11 +207,7 @@ fn planned(
     device: &Arc<dyn Device>,
     deadline: Deadline,
 ) -> Result<Arc<dyn Engine>, CommError> {
-    let mut own = BoardId::default();
-    if group.rank() == Rank(0) {
-        let failed = |error: getrandom::Error| CommError::NoEngine { reason: error.to_string() };
-        getrandom::fill(&mut own).map_err(failed)?;
-    }
+    let own: BoardId = if group.rank() == Rank(0) { random()? } else { BoardId::default() };
     let id = group.broadcast("board of a communicator", Rank(0), &own, deadline)?;
     let wrong = |_| CommError::NoEngine { reason: "rank 0 made no board".to_owned() };
     let id = BoardId::try_from(id).map_err(wrong)?;

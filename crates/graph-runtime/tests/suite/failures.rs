@@ -1,9 +1,11 @@
 //! Work that fails: whom it concerns, what is poisoned, and what goes on.
 
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 
-use warpweft_core_types::{ErrorClass, Failure, FillRegion};
+use warpweft_core_types::{Backend, ErrorClass, Failure, Features, FillRegion};
 use warpweft_graph_runtime::{CompletionError, HostTask, MapError, NodeDesc, RunError, RuntimeConfig, Usage};
+use warpweft_host::HostBackend;
+use warpweft_wrappers::{FaultConfig, FaultyBackend};
 
 use crate::rig::{Gate, Outcome, PATIENCE, Rig};
 
@@ -147,6 +149,30 @@ fn work_after_a_failure_runs_on_every_lane() -> Outcome {
         next.wait(PATIENCE)?;
         assert_eq!(rig.words(&good), [1; 4]);
     }
+    Ok(())
+}
+
+#[test]
+fn memory_of_a_lost_device_is_quarantined_and_no_other() -> Outcome {
+    // Loading is the first step, each memory is one more, and the second fill is the one to die of.
+    let config = FaultConfig { dies_at_step: Some(4), ..FaultConfig::default() };
+    let dying = FaultyBackend::new(Arc::new(HostBackend::with_devices(1)?), config);
+    let sound = HostBackend::with_devices(1)?;
+    let open = |backend: &dyn Backend| backend.open(0, Features::empty());
+    let rig = Rig::of(vec![open(&dying)?, open(&sound)?], RuntimeConfig::default());
+    let (used, unused, elsewhere) = (rig.memory(0, 64), rig.memory(0, 32), rig.memory(1, 16));
+    assert_eq!(rig.runtime.statistics().quarantined_bytes, 0);
+    let gate = Gate::default();
+    rig.runtime.task(&gate.task(), &[(used.clone(), Usage::ReadWrite)])?;
+    let under_way = rig.runtime.fill(FillRegion::bytes(&used, 1))?;
+    let refused = rig.runtime.fill(FillRegion::bytes(&used, 2)).expect_err("the device dies of it");
+    assert_eq!(refused.class(), ErrorClass::DeviceLost);
+    gate.open();
+    let error = under_way.wait(PATIENCE).expect_err("its device died");
+    assert_eq!(error.class(), ErrorClass::DeviceLost);
+    assert_eq!(rig.runtime.statistics().quarantined_bytes, 64 + 32);
+    assert!(rig.runtime.read(&unused, PATIENCE).is_err());
+    rig.add(&elsewhere, 1, |desc| rig.runtime.run(desc))?.wait(PATIENCE)?;
     Ok(())
 }
 

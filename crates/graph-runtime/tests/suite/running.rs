@@ -190,6 +190,30 @@ fn several_threads_submit_at_once() -> Outcome {
 }
 
 #[test]
+fn statistics_count_what_was_prepared_and_handed_over() -> Outcome {
+    let rig = Rig::new(1);
+    let (first, second) = (rig.memory(0, 16), rig.memory(0, 16));
+    let mut graph = rig.runtime.graph();
+    rig.add(&first, 1, |desc| graph.add(desc))?;
+    rig.copy(&first, &second, |desc| graph.add(desc))?;
+    graph.task(&HostTask::new(|_| {}), &[(second.clone(), Usage::ReadWrite)])?;
+    rig.add(&second, 1, |desc| graph.add(desc))?;
+    let counts = || {
+        let counts = rig.runtime.statistics();
+        (counts.graphs_prepared, counts.segments, counts.tasks, counts.nodes)
+    };
+    assert_eq!(counts(), (0, 0, 0, 0));
+    let prepared = graph.prepare()?;
+    assert_eq!(counts(), (1, 0, 0, 0));
+    for replay in 1..=3 {
+        prepared.submit()?.wait(PATIENCE)?;
+        // The kernels before the task and the one behind it are segments of the device.
+        assert_eq!(counts(), (1, 2 * replay, replay, 4 * replay));
+    }
+    Ok(())
+}
+
+#[test]
 fn a_budget_holds() -> Outcome {
     let rig = Rig::with(1, RuntimeConfig { memory_budget: Some(Bytes(1000)), ..RuntimeConfig::default() });
     let placement = MemoryPlacement::HostVisible(rig.devices[0].info().id);

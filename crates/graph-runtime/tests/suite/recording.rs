@@ -1,6 +1,6 @@
 //! What is recorded, and what is inferred from it.
 
-use warpweft_core_types::{Backend as _, Features, FillRegion, RangeError};
+use warpweft_core_types::{Backend as _, Features, FillRegion, MemoryKind, RangeError};
 use warpweft_graph_runtime::{
     Hazard, HostTask, MemoryPlacement, NodeDesc, PrepareError, RecordError, RunError, RuntimeConfig, Usage,
 };
@@ -121,6 +121,19 @@ fn buffers_that_stand_for_one_memory_are_ordered() -> Outcome {
     assert_eq!(graph.predecessors(second), [first]);
     graph.run()?.wait(PATIENCE)?;
     assert_eq!(rig.words(one)[..6], [3, 3, 3, 3, 1, 1]);
+    Ok(())
+}
+
+#[test]
+fn bytes_that_the_host_writes_once_are_copied_from() -> Outcome {
+    let rig = Rig::new(1);
+    let id = rig.devices[0].info().id;
+    let upload = rig.runtime.allocate(&MemoryPlacement::Upload(id), 16)?;
+    assert_eq!(upload.view().buffer().kind(), MemoryKind::Upload);
+    rig.runtime.write(upload.view(), PATIENCE)?.write(0, &[7; 16])?;
+    let target = rig.memory(0, 16);
+    rig.runtime.copy(upload.view(), &target)?;
+    assert_eq!(rig.words(&target), [0x0707_0707; 4]);
     Ok(())
 }
 

@@ -52,6 +52,9 @@ pub(crate) struct Inner {
     failure: OnceLock<Arc<Failure>>,
     /// When a rank was found to have left of its own accord, and how that is told.
     left: OnceLock<(Instant, CollectiveFailure)>,
+    /// The operations of the graph that was replayed last, and how many calls they have. The weak half keeps the address
+    /// from being given to others.
+    counted: Mutex<Option<(Weak<[Arc<GraphOp>]>, usize)>>,
     /// For calls that are waited for on the spot and need a queue.
     own_queue: Mutex<Option<Arc<dyn Queue>>>,
     /// What barriers of queues reduce.
@@ -125,6 +128,7 @@ impl Inner {
             comparing: Mutex::default(),
             failure: OnceLock::new(),
             left: OnceLock::new(),
+            counted: Mutex::default(),
             own_queue: Mutex::default(),
             word: OnceLock::new(),
             bell: Arc::default(),
@@ -303,10 +307,24 @@ impl Inner {
         })
     }
 
-    /// How many calls that all ranks make a graph has. What else is in it is each rank's own affair.
+    /// How many calls that all ranks make a graph has. Most replays are of the graph before.
     fn calls_in(&self, graph: &PreparedGraph) -> usize {
+        let ops = graph.ops();
+        let counted = || self.counted.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((latest, calls)) = &*counted()
+            && std::ptr::addr_eq(latest.as_ptr(), Arc::as_ptr(ops))
+        {
+            return *calls;
+        }
+        let calls = self.count_calls(ops);
+        *counted() = Some((Arc::downgrade(ops), calls));
+        calls
+    }
+
+    /// The same of operations. What else is among them is each rank's own affair.
+    fn count_calls(&self, ops: &[Arc<GraphOp>]) -> usize {
         let of_node = |node: &OwnedOp| self.engines.iter().map(|engine| engine.calls_in(node)).sum::<usize>();
-        let nodes = graph.ops().iter().filter_map(|node| match &**node {
+        let nodes = ops.iter().filter_map(|node| match &**node {
             GraphOp::Op(op) => Some(of_node(op)),
             GraphOp::Captured(_) | GraphOp::Join => None,
         });

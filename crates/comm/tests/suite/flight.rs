@@ -132,9 +132,14 @@ fn replays_are_compared_by_the_calls_in_their_graphs() {
             ops.push(OwnedOp::from(&Op::Fill(FillRegion::bytes(&other, 0))).into());
             ops.push(OwnedOp::from(&Op::Copy(CopyRegion::new(&word, &other).unwrap())).into());
         }
-        comm.replay(&prepare(ops), &queue).unwrap().wait(PATIENCE).unwrap();
+        let graph = prepare(ops);
+        comm.replay(&graph, &queue).unwrap().wait(PATIENCE).unwrap();
         assert_eq!((read(&word), read(&other)), (vec![2], vec![if rank == 1 { 2 } else { 5 }]));
         assert_eq!(comm.flight().calls[0].call, "replay of a graph with 1 call");
+        comm.replay(&graph.clone(), &queue).unwrap().wait(PATIENCE).unwrap();
+        comm.replay(&prepare((0..2).flat_map(|_| sum()).collect()), &queue).unwrap().wait(PATIENCE).unwrap();
+        let texts: Vec<_> = comm.flight().calls.into_iter().skip(1).map(|call| call.call).collect();
+        assert_eq!(texts, ["replay of a graph with 1 call", "replay of a graph with 2 calls"]);
         let count = if rank == 0 { 1 } else { 2 };
         let (class, text) = told(comm.replay(&prepare((0..count).flat_map(|_| sum()).collect()), &queue));
         assert_eq!(class, ErrorClass::Usage, "{text}");

@@ -13,7 +13,7 @@ use crate::{
     graph::{Graph, NodePlace},
     later::Held,
     node::{NodeDesc, NodeId},
-    plan::{Layout, Plan, SegmentWork, SlotWork},
+    plan::{Layout, SegmentWork, SlotWork},
     run::Run,
     sync::{Mutex, MutexGuard},
 };
@@ -24,7 +24,7 @@ use crate::{
 /// devices prepared for it, so that one submission can be handed over while another runs.
 pub struct ExecutableGraph {
     graph: Graph,
-    plan: Arc<Plan>,
+    layout: Layout,
     slots: Mutex<Vec<Slot>>,
 }
 
@@ -42,7 +42,7 @@ impl ExecutableGraph {
         let slots = (0..slots).map(|_| Ok(Slot { work: layout.prepare(&graph)?, run: None }));
         let slots = slots.collect::<Result<Vec<_>, PrepareError>>()?;
         graph.domain.state().counts.graphs_prepared += 1;
-        Ok(Self { graph, plan: Arc::new(layout.plan), slots: Mutex::new(slots) })
+        Ok(Self { graph, layout, slots: Mutex::new(slots) })
     }
 
     /// Hands the graph to its devices, behind everything before it that uses the same bytes. Does not block.
@@ -60,7 +60,7 @@ impl ExecutableGraph {
         let Some(slot) = slots.iter_mut().rev().find(|slot| slot.is_free(&self.graph.domain)) else {
             return Err(RunError::Busy { reason: BusyReason::Slots { slots: count } });
         };
-        let run = self.graph.domain.submit(&self.plan, &slot.work, slot.run.take())?;
+        let run = self.graph.domain.submit(&self.layout.plan, &slot.work, slot.run.take())?;
         slot.run = Some(Arc::clone(&run));
         Ok(Completion { domain: Arc::clone(&self.graph.domain), run })
     }
@@ -80,7 +80,7 @@ impl ExecutableGraph {
             };
             let waited = match busy {
                 BusyReason::Slots { .. } => self.wait_for_slot(deadline),
-                _ => self.graph.domain.wait_for_room(&busy, &self.plan, deadline),
+                _ => self.graph.domain.wait_for_room(&busy, &self.layout.plan, deadline),
             };
             if !waited {
                 return Err(RunError::Busy { reason: busy });
@@ -160,8 +160,8 @@ impl ExecutableGraph {
 
     /// Goes on with another recording of the same nodes.
     fn exchange(&mut self, graph: Graph) -> Result<(), PrepareError> {
-        let (old, new) = (Layout::new(&self.graph), Layout::new(&graph));
-        let works = if new.is_like(&old) { self.set_operands(&old, &new)? } else { None };
+        let new = Layout::new(&graph);
+        let works = if new.is_like(&self.layout) { self.set_operands(&new) } else { None };
         let slots = self.slots.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner());
         let works = match works {
             Some(works) => works,
@@ -170,17 +170,16 @@ impl ExecutableGraph {
         for (slot, work) in slots.iter_mut().zip(works) {
             slot.work = work;
         }
-        self.graph = graph;
-        self.plan = Arc::new(new.plan);
+        (self.graph, self.layout) = (graph, new);
         Ok(())
     }
 
     /// The works with new operands in the graphs that devices have; none where a device wants to prepare it again.
-    fn set_operands(&self, old: &Layout, new: &Layout) -> Result<Option<Vec<SlotWork>>, PrepareError> {
+    fn set_operands(&self, new: &Layout) -> Option<Vec<SlotWork>> {
         let changed: Vec<(usize, usize)> = new
             .positions()
             .into_iter()
-            .filter(|&at| match (old.op(at), new.op(at)) {
+            .filter(|&at| match (self.layout.op(at), new.op(at)) {
                 (Some(old), Some(new)) => !Arc::ptr_eq(old, new),
                 _ => false,
             })
@@ -202,16 +201,16 @@ impl ExecutableGraph {
                             ops.map(|(position, op)| (place(position), op)).collect();
                         if !ops.is_empty() && graph.set_all(ops).is_err() {
                             // Such as a copy that is now from another kind of memory.
-                            return Ok(None);
+                            return None;
                         }
                     }
                     SegmentWork::Task(task) => *task = new.task_of(number),
-                    SegmentWork::Ops(_) | SegmentWork::Mark => return Ok(None),
+                    SegmentWork::Ops(_) | SegmentWork::Mark => return None,
                 }
             }
             works.push(work.into());
         }
-        Ok(Some(works))
+        Some(works)
     }
 
     /// The graph it was made of.
@@ -221,7 +220,7 @@ impl ExecutableGraph {
 
     /// How many pieces devices are handed at each submission.
     pub fn segment_count(&self) -> usize {
-        self.plan.segments.len()
+        self.layout.plan.segments.len()
     }
 
     fn slots(&self) -> MutexGuard<'_, Vec<Slot>> {
@@ -232,7 +231,12 @@ impl ExecutableGraph {
 
 impl fmt::Debug for ExecutableGraph {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "ExecutableGraph({} nodes in {} segments)", self.graph.len(), self.plan.segments.len())
+        write!(
+            f,
+            "ExecutableGraph({} nodes in {} segments)",
+            self.graph.len(),
+            self.layout.plan.segments.len()
+        )
     }
 }
 

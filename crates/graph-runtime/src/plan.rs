@@ -75,7 +75,7 @@ pub(crate) type SlotWork = Arc<[SegmentWork]>;
 /// A plan with what is needed to prepare its work, as often as there are slots.
 #[derive(Debug)]
 pub(crate) struct Layout {
-    pub(crate) plan: Plan,
+    pub(crate) plan: Arc<Plan>,
     /// The nodes of each segment's own graph, for devices.
     graphs: Vec<Vec<GraphNode>>,
     /// The position of each of those nodes' numbers in the recording; a join has none.
@@ -95,16 +95,8 @@ impl Layout {
                 segment_of[step as usize] = number;
             }
         }
-        let mut layout = Self {
-            plan: Plan {
-                recorded: Arc::clone(recorded),
-                segments: Vec::with_capacity(cut.len()),
-                has_collective: recorded.nodes.iter().any(|node| node.work.kind() == "collective"),
-                after: if graph.domain.tracer.is_active() { predecessors(graph) } else { Vec::new() },
-            },
-            graphs: Vec::with_capacity(cut.len()),
-            numbers: Vec::with_capacity(cut.len()),
-        };
+        let (mut graphs, mut numbers) = (Vec::with_capacity(cut.len()), Vec::with_capacity(cut.len()));
+        let mut segments = Vec::with_capacity(cut.len());
         for (number, segment) in (0..).zip(cut) {
             let inside = |step: u32| {
                 let before = dag.before(step).iter().filter(|before| segment_of[**before as usize] == number);
@@ -118,11 +110,17 @@ impl Layout {
                 GraphNode { op, after: inside(step) }
             };
             let is_device = segment.place != Place::Host;
-            layout.graphs.push(if is_device { segment.steps.iter().map(node).collect() } else { Vec::new() });
-            layout.numbers.push(segment.steps.iter().map(|&step| dag.steps[step as usize]).collect());
-            layout.plan.segments.push(planned(recorded, &dag, segment));
+            graphs.push(if is_device { segment.steps.iter().map(node).collect() } else { Vec::new() });
+            numbers.push(segment.steps.iter().map(|&step| dag.steps[step as usize]).collect());
+            segments.push(planned(recorded, &dag, segment));
         }
-        layout
+        let plan = Plan {
+            recorded: Arc::clone(recorded),
+            segments,
+            has_collective: recorded.nodes.iter().any(|node| node.work.kind() == "collective"),
+            after: if graph.domain.tracer.is_active() { predecessors(graph) } else { Vec::new() },
+        };
+        Self { plan: Arc::new(plan), graphs, numbers }
     }
 
     /// Has devices prepare the work, once more.

@@ -19,8 +19,9 @@ use crate::{chores::Hold, device::VulkanDevice, gpu::Gpu, record::Recording, tim
 /// What a device prepared.
 pub(crate) struct VulkanGraph {
     tools: Arc<Tools>,
-    /// The nodes as they are recorded.
+    /// The nodes as they are recorded: all but joins.
     order: Vec<Recorder>,
+    node_count: usize,
     state: Mutex<State>,
     /// A device stays the same while a graph of it is there.
     _hold: Hold,
@@ -62,7 +63,8 @@ impl VulkanGraph {
         }
         let graph = Self {
             tools: Arc::clone(tools),
-            order: order(nodes),
+            order: order(nodes.iter().map(|entry| (!matches!(*entry.op, GraphOp::Join), &entry.after[..]))),
+            node_count: nodes.len(),
             state: Mutex::default(),
             _hold: Hold::new(Arc::clone(device)),
         };
@@ -141,7 +143,7 @@ impl VulkanGraph {
             if *barrier {
                 recording.barrier();
             }
-            // A join does nothing, and captured work does not get here.
+            // Joins are not in the order, and captured work does not get here.
             if let GraphOp::Op(op) = ops[*node].as_ref() {
                 // SAFETY: a node's operation is checked when the graph is prepared and when it is set (`check`).
                 op.with(|op| unsafe { self.tools.record(op, recording) })?;
@@ -177,7 +179,7 @@ impl Graph for VulkanGraph {
 
 impl fmt::Debug for VulkanGraph {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "VulkanGraph({} nodes on {})", self.order.len(), self.tools.gpu.id)
+        write!(f, "VulkanGraph({} nodes on {})", self.node_count, self.tools.gpu.id)
     }
 }
 
@@ -197,11 +199,13 @@ fn check(tools: &Tools, node: usize, op: &GraphOp) -> Result<(), GraphError> {
     })
 }
 
-/// The fewest barriers there can be: nodes go by the longest chain that leads to them, and a barrier stands wherever
-/// the chains are one longer.
-fn order(nodes: &[GraphNode]) -> Vec<Recorder> {
-    let levels = levels(nodes.iter().map(|entry| (!matches!(*entry.op, GraphOp::Join), &entry.after[..])));
-    let mut order: Vec<usize> = (0..nodes.len()).collect();
+/// The fewest barriers there can be, for nodes that have work or not and come after others: nodes go by the longest chain
+/// that leads to them, and a barrier stands wherever the chains are one longer. What has no work is left out: with nothing
+/// behind it, it would get a barrier that orders nothing.
+fn order<'a>(nodes: impl Iterator<Item = (bool, &'a [usize])> + Clone) -> Vec<Recorder> {
+    let levels = levels(nodes.clone());
+    let with_work = nodes.enumerate().filter(|(_, (has_work, _))| *has_work);
+    let mut order: Vec<usize> = with_work.map(|(node, _)| node).collect();
     // Stable: nodes of one level stay in the order they were given in.
     order.sort_by_key(|&node| levels[node]);
     let mut level = 0;
@@ -228,7 +232,25 @@ fn levels<'a>(nodes: impl Iterator<Item = (bool, &'a [usize])>) -> Vec<usize> {
 
 #[cfg(test)]
 mod tests {
-    use super::levels;
+    use super::{levels, order};
+
+    /// Nodes in the order they are recorded in, each with whether there is a barrier in front of it.
+    fn ordered(nodes: &[(bool, &[usize])]) -> Vec<(usize, bool)> {
+        order(nodes.iter().copied()).iter().map(|entry| (entry.node, entry.barrier)).collect()
+    }
+
+    #[test]
+    fn a_join_with_nothing_behind_it_has_no_barrier() {
+        assert_eq!(ordered(&[(true, &[]), (true, &[]), (false, &[0, 1])]), [(0, false), (1, false)]);
+        assert_eq!(ordered(&[(false, &[])]), []);
+    }
+
+    #[test]
+    fn a_join_orders_what_is_behind_it_by_one_barrier() {
+        let nodes: [(bool, &[usize]); 5] =
+            [(true, &[]), (false, &[0]), (false, &[1]), (true, &[2]), (true, &[])];
+        assert_eq!(ordered(&nodes), [(0, false), (4, false), (3, true)]);
+    }
 
     #[test]
     fn a_reader_of_two_writers_has_the_only_barrier_in_front_of_it() {

@@ -173,24 +173,24 @@ impl PreparedGraph {
         &mut self,
         changes: impl IntoIterator<Item = (usize, Arc<GraphOp>)>,
     ) -> Result<(), GraphError> {
-        let mut ops: Vec<_> = self.ops.iter().cloned().collect();
-        let node_count = ops.len();
-        for (node, op) in changes {
-            let present = ops.get_mut(node).ok_or(GraphError::NoSuchNode { node, node_count })?;
-            match op.as_ref() {
-                GraphOp::Op(new) if present.name() == new.name() => self.graph.check(node, new)?,
-                other => {
-                    return Err(GraphError::OtherKind {
-                        node,
-                        expected: present.name(),
-                        actual: other.name(),
-                    });
-                }
-            }
-            *present = op;
+        // All are checked before one is written, and the nodes are copied once, or not at all where no other value has them.
+        let changes: SmallVec<[_; 4]> = changes.into_iter().collect();
+        changes.iter().try_for_each(|(node, op)| self.check(*node, op))?;
+        if !changes.is_empty() {
+            let ops = Arc::make_mut(&mut self.ops);
+            changes.into_iter().for_each(|(node, op)| ops[node] = op);
         }
-        self.ops = ops.into();
         Ok(())
+    }
+
+    /// Whether a node may become this. A node keeps its kind, so that earlier changes have no say in it.
+    fn check(&self, node: usize, op: &GraphOp) -> Result<(), GraphError> {
+        let node_count = self.ops.len();
+        let present = self.ops.get(node).ok_or(GraphError::NoSuchNode { node, node_count })?;
+        match op {
+            GraphOp::Op(new) if present.name() == new.name() => self.graph.check(node, new),
+            other => Err(GraphError::OtherKind { node, expected: present.name(), actual: other.name() }),
+        }
     }
 
     /// What the device prepared.

@@ -27,7 +27,7 @@ use warpweft::{
 use self::graph::{DemoGraph, GraphSummary};
 use crate::{
     args::{Demo, Fault},
-    kernels::{self, WORDS_PER_GROUP, pattern_word},
+    kernels::{self, pattern_word},
     output, select,
 };
 
@@ -215,9 +215,8 @@ impl Run<'_> {
         let kernel = device.load(&kernels::pattern())?.kernel("pattern")?;
         let queue = device.create_queue(&QueueDesc::default())?;
         let done = SemaphorePoint::new(&device.create_semaphore(0)?, 1);
-        let words = size / WORD;
-        let groups = u32::try_from(words.div_ceil(WORDS_PER_GROUP.into())).context("--size is too large")?;
-        let (words, seed_bytes) = (words.to_le_bytes(), seed.to_le_bytes());
+        let groups = kernels::workgroups(size).context("--size is too large")?;
+        let (words, seed_bytes) = ((size / WORD).to_le_bytes(), seed.to_le_bytes());
         let args = [Arg::Buffer(&memory), Arg::Scalar(&words), Arg::Scalar(&seed_bytes)];
         let ops = [Op::Launch(Launch::new(&kernel, [groups, 1, 1], &args)?)];
         queue

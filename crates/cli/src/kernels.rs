@@ -1,5 +1,7 @@
 //! The command's kernels, as Rust functions, in CUDA and in WGSL.
 
+use std::num::TryFromIntError;
+
 use warpweft::{CodeFormat, ForeignCode, HostFunction, KernelCode, KernelContract, Param, Workgroup};
 
 /// A file of kernels in the languages of devices; `cargo xtask codegen` made the PTX of the CUDA C beside it.
@@ -18,6 +20,11 @@ const RESIDENT: Sources =
 
 /// Words that one workgroup of `pattern`, or of a kernel of a graph, takes care of.
 pub(crate) const WORDS_PER_GROUP: u32 = 4096;
+
+/// Workgroups that take care of so many bytes of words.
+pub(crate) fn workgroups(size: u64) -> Result<u32, TryFromIntError> {
+    u32::try_from((size / 4).div_ceil(WORDS_PER_GROUP.into()))
+}
 
 /// Writes words that depend on a seed and their position: into its first argument as many as the second says,
 /// with the third as the seed.

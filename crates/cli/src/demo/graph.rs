@@ -12,7 +12,7 @@ use warpweft::{
     },
 };
 
-use crate::kernels::{self, WORDS_PER_GROUP, pattern_word};
+use crate::kernels::{self, pattern_word};
 
 /// What there was to it.
 #[derive(Debug, Serialize)]
@@ -107,7 +107,7 @@ impl DemoGraph {
         let kernel = device.load(&kernels::pattern())?.kernel("pattern")?;
         let (words, seed) = ((memory.size() / 4).to_le_bytes(), seed.to_le_bytes());
         let args = [Arg::Buffer(memory), Arg::Scalar(&words), Arg::Scalar(&seed)];
-        self.graph.launch(Launch::new(&kernel, [groups(memory)?, 1, 1], &args)?)?;
+        self.graph.launch(Launch::new(&kernel, [kernels::workgroups(memory.size())?, 1, 1], &args)?)?;
         Ok(())
     }
 
@@ -115,7 +115,7 @@ impl DemoGraph {
         let kernel = device.load(&kernels::add())?.kernel("add")?;
         let words = (to.size() / 4).to_le_bytes();
         let args = [Arg::Buffer(to), Arg::Buffer(from), Arg::Scalar(&words)];
-        self.graph.launch(Launch::new(&kernel, [groups(to)?, 1, 1], &args)?)?;
+        self.graph.launch(Launch::new(&kernel, [kernels::workgroups(to.size())?, 1, 1], &args)?)?;
         Ok(())
     }
 
@@ -147,10 +147,6 @@ impl DemoGraph {
         prepared.submit()?.wait(within).context("the graph did not end well")?;
         Ok((summary, self.results))
     }
-}
-
-fn groups(memory: &BufferView) -> anyhow::Result<u32> {
-    Ok(u32::try_from((memory.size() / 4).div_ceil(WORDS_PER_GROUP.into()))?)
 }
 
 /// The task: what the parts of the first view add up to, word by word, into the second.

@@ -19,7 +19,7 @@ use std::{
 use anyhow::Context as _;
 use serde::Serialize;
 use warpweft::{
-    Bytes, Deadline, Runtime,
+    Bytes, Deadline, Device, Runtime,
     graph_runtime::{Buffer, ExecutableGraph, Graph, NodeId},
 };
 
@@ -192,8 +192,7 @@ fn replay(graph: &ExecutableGraph, replays: u32, timeout: Duration) -> anyhow::R
     Ok(times)
 }
 
-/// Devices, by the numbers of a file.
-fn numbered(description: &Description, devices: &[Arc<dyn warpweft::Device>]) -> Vec<warpweft::DeviceId> {
-    let id = |number: u32| devices[number as usize % devices.len()].info().id;
-    (0..description.devices).map(id).collect()
+/// The device of a number in a file. Numbers count on from the first device again where there are fewer of them.
+fn numbered(devices: &[Arc<dyn Device>], number: u32) -> &Arc<dyn Device> {
+    &devices[number as usize % devices.len()]
 }

@@ -13,8 +13,9 @@ use warpweft::{
 use super::{
     check::{Description, Node, Span, Work},
     file::Placement,
+    numbered,
 };
-use crate::kernels::{self, WORDS_PER_GROUP};
+use crate::kernels;
 
 /// A graph that has been recorded, and what it uses.
 pub(crate) struct Recorded {
@@ -47,12 +48,8 @@ struct Recorder<'a> {
 }
 
 impl Recorder<'_> {
-    fn device(&self, number: u32) -> &Arc<dyn Device> {
-        &self.devices[number as usize % self.devices.len()]
-    }
-
     fn id(&self, number: u32) -> DeviceId {
-        self.device(number).info().id
+        numbered(self.devices, number).info().id
     }
 
     fn placement(&self, placement: &Placement) -> MemoryPlacement {
@@ -124,7 +121,7 @@ impl Recorder<'_> {
         (name, code): (&'static str, fn() -> KernelCode),
         args: &[Arg<'_>],
     ) -> anyhow::Result<()> {
-        let device = Arc::clone(self.device(node.device.unwrap_or(0)));
+        let device = numbered(self.devices, node.device.unwrap_or(0));
         let kernel = match self.kernels.entry((device.info().id, name)) {
             std::collections::hash_map::Entry::Occupied(known) => known.into_mut(),
             std::collections::hash_map::Entry::Vacant(free) => {
@@ -132,7 +129,7 @@ impl Recorder<'_> {
             }
         };
         let (_, dst) = node.work.spans();
-        let groups = u32::try_from((dst.size() / 4).div_ceil(WORDS_PER_GROUP.into()))?;
+        let groups = kernels::workgroups(dst.size())?;
         let launch = Launch::new(kernel, [groups, 1, 1], args)?;
         graph.add(NodeDesc::launch(launch).named(&node.name).in_lane(node.lane))?;
         Ok(())

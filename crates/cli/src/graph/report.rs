@@ -93,7 +93,7 @@ impl Report {
             reasons: graph.reasons(from, to).iter().map(reason).collect(),
         });
         Self {
-            devices: numbered(description, open),
+            devices: (0..description.devices).map(|number| numbered(open, number).info().id).collect(),
             open: open.len(),
             buffers: (description.buffers.len(), description.buffers.iter().map(|buffer| buffer.size).sum()),
             nodes: nodes.collect(),

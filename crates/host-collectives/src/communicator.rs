@@ -3,7 +3,7 @@
 use std::{
     cell::RefCell,
     fmt, process,
-    sync::{Arc, Condvar, Mutex, PoisonError, atomic::AtomicBool},
+    sync::{Arc, Condvar, Mutex, OnceLock, PoisonError},
     time::Instant,
 };
 
@@ -40,8 +40,8 @@ pub struct HostCommunicator {
     turn: Turn,
     /// The end of a rank alone.
     aborted: Mutex<Option<CollectiveFailure>>,
-    /// Written before the turn is looked at, and read by whoever has it.
-    left: AtomicBool,
+    /// What its calls are told since it left. Written before the turn is looked at, and read by whoever has it.
+    left: OnceLock<CollectiveFailure>,
 }
 
 /// How far a rank is.
@@ -99,7 +99,7 @@ impl HostCommunicator {
             fabric,
             turn: Turn { free: Mutex::new((Some(Box::new(state)), 0)), changed: Condvar::new() },
             aborted: Mutex::new(None),
-            left: AtomicBool::new(false),
+            left: OnceLock::new(),
             group,
         })
     }
@@ -200,15 +200,15 @@ impl HostCommunicator {
         }
     }
 
-    /// Takes this rank out, whoever still has a share of it: its later calls are refused, and the others' that need it
-    /// fail. A call of it that is under way is ended on all ranks.
-    pub fn leave(&self) {
+    /// Takes this rank out, whoever still has a share of it: its later calls are refused with this failure, and the
+    /// others' that need it fail. A call of it that is under way is ended on all ranks.
+    pub fn leave(&self, failure: CollectiveFailure) {
         if self.check_process().is_err() {
             return;
         }
-        self.left.store(true, Ordering::Relaxed);
+        let failure = self.left.get_or_init(|| failure);
         if self.turn.is_taken() {
-            self.abort(self.gone());
+            self.abort(failure.clone());
         }
         self.tell_that_it_left();
     }
@@ -252,8 +252,8 @@ impl HostCommunicator {
         // What a call that failed leaves of the state is of no use to the next one.
         check()?;
         // The lock of the turn orders it: who leaves finds the turn taken, or this finds that it has left.
-        if self.left.load(Ordering::Relaxed) {
-            return Err(self.gone().into());
+        if let Some(failure) = self.left.get() {
+            return Err(failure.clone().into());
         }
         Ok(held)
     }
@@ -273,12 +273,6 @@ impl HostCommunicator {
                 || CollectiveFailure::Aborted { rank: fabric.rank, reason: "it did not say why".into() };
             Err(fabric.failure().unwrap_or_else(lost).into())
         })
-    }
-
-    /// What a rank is told of calls after it has left.
-    fn gone(&self) -> CollectiveFailure {
-        let reason = "it left the communicator".to_owned();
-        CollectiveFailure::Aborted { rank: self.rank(), reason }
     }
 
     fn tell_that_it_left(&self) {

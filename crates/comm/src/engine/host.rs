@@ -109,6 +109,14 @@ impl HostEngine {
 }
 
 impl HostEngine {
+    /// A failure as all ranks are told of it.
+    fn of_rank(&self, failure: &Failure) -> CollectiveFailure {
+        match failure {
+            Failure::Collective(failure) => failure.clone(),
+            other => CollectiveFailure::Aborted { rank: self.communicator.rank(), reason: other.to_string() },
+        }
+    }
+
     fn is_own(&self, kernel: &Arc<dyn Kernel>) -> bool {
         let kernels = self.kernels.lock().unwrap_or_else(PoisonError::into_inner);
         kernels.values().any(|own| Arc::ptr_eq(own, kernel))
@@ -195,15 +203,12 @@ impl Engine for HostEngine {
     }
 
     fn abort(&self, failure: &Arc<Failure>, _deadline: Deadline) {
-        self.communicator.abort(match &**failure {
-            Failure::Collective(failure) => failure.clone(),
-            other => CollectiveFailure::Aborted { rank: self.communicator.rank(), reason: other.to_string() },
-        });
+        self.communicator.abort(self.of_rank(failure));
     }
 
     /// Kernels in graphs keep it.
-    fn leave(&self, _failure: &Arc<Failure>) {
-        self.communicator.leave();
+    fn leave(&self, failure: &Arc<Failure>) {
+        self.communicator.leave(self.of_rank(failure));
     }
 }
 

@@ -98,6 +98,7 @@ fn a_graph_that_is_kept_keeps_no_rank_in_the_group() {
             matches!(&*failure, Failure::Collective(CollectiveFailure::Aborted { rank: 0, .. })),
             "{failure}"
         );
+        assert!(failure.to_string().contains("dropped"), "{failure}");
     });
 }
 

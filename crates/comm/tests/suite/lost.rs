@@ -8,7 +8,9 @@ use std::{
 
 use warpweft_bootstrap::Meeting;
 use warpweft_comm::{CommConfig, CommError, Communicator};
-use warpweft_core_types::{Backend, DType, ErrorClass, Features, ReduceOp};
+use warpweft_core_types::{
+    Backend, BufferDesc, BufferView, DType, ErrorClass, Features, QueueDesc, ReduceOp,
+};
 use warpweft_host::HostBackend;
 use warpweft_wrappers::{FaultConfig, FaultyBackend};
 
@@ -57,9 +59,9 @@ fn lose(config: &CommConfig, step: u64) -> bool {
 fn call_until_the_end(place: &Place) {
     let ends = || {
         // Memory of the device is a step too.
-        let word = place.device.allocate(&warpweft_core_types::BufferDesc::device(4))?;
-        let word = warpweft_core_types::BufferView::whole(word);
-        let queue = place.device.create_queue(&warpweft_core_types::QueueDesc::default())?;
+        let word = place.device.allocate(&BufferDesc::device(4))?;
+        let word = BufferView::whole(word);
+        let queue = place.device.create_queue(&QueueDesc::default())?;
         loop {
             place.comm.all_reduce_in_place(ReduceOp::Max, DType::U32, &word)?.on(&queue)?.wait(PATIENCE)?;
         }

@@ -5,7 +5,7 @@ use std::{thread, time::Duration};
 use warpweft_bootstrap::Health;
 use warpweft_comm::{CommConfig, CommError, Communicator, EngineKind, PersistentCall};
 use warpweft_core_types::{
-    Backend, BufferView, DType, ErrorClass, Features, ReduceOp, SemaphorePoint, Submission,
+    Backend, BufferView, DType, ErrorClass, Features, QueueDesc, ReduceOp, SemaphorePoint, Submission,
 };
 use warpweft_host::HostBackend;
 
@@ -91,7 +91,7 @@ fn one_rank_alone_has_persistent_calls_too() {
     nothing.enqueue(&queue).unwrap().wait(Duration::ZERO).unwrap();
     assert_eq!(place.comm.flight().calls.len(), 1);
     let foreign = HostBackend::with_devices(2).unwrap().open(1, Features::empty()).unwrap();
-    let foreign = foreign.create_queue(&warpweft_core_types::QueueDesc::default()).unwrap();
+    let foreign = foreign.create_queue(&QueueDesc::default()).unwrap();
     assert!(matches!(nothing.enqueue(&foreign), Err(CommError::ForeignQueue { .. })));
 }
 
@@ -111,7 +111,7 @@ fn what_is_wrong_is_refused_before_and_what_has_ended_later() {
             let call = sum(comm, &word);
             call.enqueue(&queue).unwrap().wait(PATIENCE).unwrap();
             let foreign = HostBackend::with_devices(4).unwrap().open(3, Features::empty()).unwrap();
-            let foreign = foreign.create_queue(&warpweft_core_types::QueueDesc::default()).unwrap();
+            let foreign = foreign.create_queue(&QueueDesc::default()).unwrap();
             assert!(matches!(call.enqueue(&foreign), Err(CommError::ForeignQueue { .. })));
             comm.barrier(PATIENCE).unwrap();
             let Place { comm, device } = place;

@@ -14,7 +14,8 @@ use warpweft_core_types::{CollectiveCall, Deadline, GraphOp, Queue, QueueId, Sem
 use crate::{
     CommError, Communicator, PersistentCall,
     error::unfinished,
-    inner::{Inner, Shared, TURN, check_overlaps, lock_by, try_lock},
+    inner::{Inner, Shared, check_overlaps},
+    lock::{TURN, lock_by, try_lock},
 };
 
 /// One call of a collective, with operands that were checked. Nothing is done before it is enqueued or waited for.

@@ -11,8 +11,9 @@ use warpweft_core_types::{
 
 use crate::{
     Call, Calls, CommConfig, CommError, CommunicatorId, EngineKind, Enqueued, FlightRecord,
-    inner::{Inner, count, failed},
+    inner::{Inner, failed},
     keeper::Keeper,
+    split,
 };
 
 /// One rank of a group of devices that move and reduce data together.
@@ -461,7 +462,9 @@ impl Communicator {
     ) -> Result<Option<Self>, CommError> {
         let deadline = deadline.into();
         self.inner.usable()?;
-        let Some((rendezvous, config)) = self.inner.part(color, key, deadline)? else { return Ok(None) };
+        let Some((rendezvous, config)) = split::part(self.inner.group(), color, key, deadline)? else {
+            return Ok(None);
+        };
         let group = Group::join(rendezvous, config, deadline)?;
         let color = color.unwrap_or_default();
         let origin = format!("split of {}, colour {color}, rank {} there", self.id(), self.rank());
@@ -479,4 +482,8 @@ impl fmt::Debug for Communicator {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.inner.fmt(f)
     }
+}
+
+fn count<T>(things: impl Iterator<Item = T>) -> u32 {
+    split::to_u32(things.count())
 }

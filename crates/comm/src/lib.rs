@@ -70,7 +70,9 @@ mod future;
 mod inner;
 mod keeper;
 mod lines;
+mod lock;
 mod persistent;
+mod split;
 mod user;
 
 pub use call::{Call, Calls, Enqueued};

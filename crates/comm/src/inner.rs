@@ -45,14 +45,20 @@ pub(crate) struct Inner {
     failure: OnceLock<Arc<Failure>>,
     /// When a rank was found to have left of its own accord, and how that is told.
     left: OnceLock<(Instant, CollectiveFailure)>,
-    /// The operations of the graph that was replayed last, and how many calls they have. The weak half keeps the address
-    /// from being given to others.
-    counted: Mutex<Option<(Weak<[Arc<GraphOp>]>, usize)>>,
+    /// Of the graph that was replayed last.
+    counted: Mutex<Option<Counted>>,
     /// For calls that are waited for on the spot and need a queue.
     own_queue: Mutex<Option<Arc<dyn Queue>>>,
     /// What barriers of queues reduce.
     word: OnceLock<BufferView>,
     pub(crate) bell: Arc<Bell>,
+}
+
+/// How many calls the operations of a graph have.
+struct Counted {
+    /// They may be gone, and their address is nobody else's as long as this is here.
+    ops: Weak<[Arc<GraphOp>]>,
+    calls: usize,
 }
 
 /// What calls in queues look at, when the communicator is gone, too.

@@ -9,7 +9,7 @@ use warpweft_core_types::{
     PreparedGraph, Queue, QueueDesc, RangeError, SemaphorePoint, Submission, WaitError,
 };
 
-use super::{Inner, State, failed, is_of_one};
+use super::{Counted, Inner, State, failed, is_of_one};
 use crate::{
     CommError, Enqueued, PersistentCall,
     engine::Engine,
@@ -107,13 +107,13 @@ impl Inner {
     fn calls_in(&self, graph: &PreparedGraph) -> usize {
         let ops = graph.ops();
         let counted = || self.counted.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((latest, calls)) = &*counted()
+        if let Some(Counted { ops: latest, calls }) = &*counted()
             && std::ptr::addr_eq(latest.as_ptr(), Arc::as_ptr(ops))
         {
             return *calls;
         }
         let calls = self.count_calls(ops);
-        *counted() = Some((Arc::downgrade(ops), calls));
+        *counted() = Some(Counted { ops: Arc::downgrade(ops), calls });
         calls
     }
 

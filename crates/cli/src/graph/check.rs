@@ -5,7 +5,7 @@ use std::{collections::HashMap, fmt, ops::Range};
 
 use warpweft::Bytes;
 
-use super::file::{BufferSpec, File, NodeSpec, Place, Placement, VERSION, WorkSpec};
+use super::file::{BufferSpec, File, NodeSpec, Place, Placement, VERSION, Work};
 
 /// A description that makes sense.
 #[derive(Debug, Clone)]
@@ -22,18 +22,7 @@ pub(crate) struct Node {
     pub(crate) lane: u32,
     /// None lets the runtime choose, for copies, and is the host for tasks.
     pub(crate) device: Option<u32>,
-    pub(crate) work: Work,
-}
-
-#[derive(Debug, Clone)]
-pub(crate) enum Work {
-    Fill { dst: Span, byte: u8 },
-    Copy { src: Span, dst: Span },
-    Scale { dst: Span, factor: u32 },
-    Add { src: Span, dst: Span },
-    Stencil { src: Span, dst: Span },
-    Sum { src: Span, dst: Span },
-    Reverse { src: Span, dst: Span },
+    pub(crate) work: Work<Span>,
 }
 
 /// Bytes of a buffer, by its position.
@@ -146,7 +135,7 @@ struct Scope<'a> {
 impl Scope<'_> {
     fn node(&self, number: usize, spec: NodeSpec) -> Checked<Node> {
         let NodeSpec { name, device, lane, work } = spec;
-        let (kind, is_task) = kind_of(&work);
+        let (kind, is_task) = work.kind();
         let label = name.clone().unwrap_or_else(|| kind.to_owned());
         let at = |field: &str| format!("nodes[{number}] ({label:?}), {field}");
         if let Some(device) = device {
@@ -158,22 +147,10 @@ impl Scope<'_> {
         if lane > LAST_LANE {
             return fault(at("lane"), format!("is {lane}; {LAST_LANE} is the last"));
         }
-        let place = |field: &str, place: &Place| {
+        let place = |field: &'static str, place: &Place| {
             self.span(place).or_else(|problem| fault(at(&format!("{kind}.{field}")), problem))
         };
-        let work = match &work {
-            WorkSpec::Fill { dst, byte } => Work::Fill { dst: place("dst", dst)?, byte: *byte },
-            WorkSpec::Scale { dst, factor } => Work::Scale { dst: place("dst", dst)?, factor: *factor },
-            WorkSpec::Copy { src, dst } => Work::Copy { src: place("src", src)?, dst: place("dst", dst)? },
-            WorkSpec::Add { src, dst } => Work::Add { src: place("src", src)?, dst: place("dst", dst)? },
-            WorkSpec::Stencil { src, dst } => {
-                Work::Stencil { src: place("src", src)?, dst: place("dst", dst)? }
-            }
-            WorkSpec::Sum { src, dst } => Work::Sum { src: place("src", src)?, dst: place("dst", dst)? },
-            WorkSpec::Reverse { src, dst } => {
-                Work::Reverse { src: place("src", src)?, dst: place("dst", dst)? }
-            }
-        };
+        let work = work.try_map(place)?;
         self.check_work(&work, is_task)
             .or_else(|(field, problem)| fault(at(&format!("{kind}.{field}")), problem))?;
         let device = device.or_else(|| self.own_device(&work));
@@ -204,8 +181,8 @@ impl Scope<'_> {
     }
 
     /// What goes beyond single ranges: lengths, words, overlaps, and who reaches what.
-    fn check_work(&self, work: &Work, is_task: bool) -> Result<(), (&'static str, String)> {
-        let (src, dst) = work.spans();
+    fn check_work(&self, work: &Work<Span>, is_task: bool) -> Result<(), (&'static str, String)> {
+        let (src, dst) = work.operands();
         for (field, span) in [("src", src), ("dst", Some(dst))] {
             let Some(span) = span else { continue };
             if work.is_in_words() && !(span.range.start.is_multiple_of(4) && span.range.end.is_multiple_of(4))
@@ -240,8 +217,8 @@ impl Scope<'_> {
     }
 
     /// Kernels and fills are where the memory is that they write.
-    fn own_device(&self, work: &Work) -> Option<u32> {
-        let (_, dst) = work.spans();
+    fn own_device(&self, work: &Work<Span>) -> Option<u32> {
+        let (_, dst) = work.operands();
         match work {
             Work::Copy { .. } | Work::Sum { .. } | Work::Reverse { .. } => None,
             _ => Some(match &self.buffers[dst.buffer].placement {
@@ -249,37 +226,6 @@ impl Scope<'_> {
                 Placement::Shared(devices) => devices[0],
             }),
         }
-    }
-}
-
-impl Work {
-    /// What is read besides, and what is written.
-    pub(crate) const fn spans(&self) -> (Option<&Span>, &Span) {
-        match self {
-            Self::Fill { dst, .. } | Self::Scale { dst, .. } => (None, dst),
-            Self::Copy { src, dst }
-            | Self::Add { src, dst }
-            | Self::Stencil { src, dst }
-            | Self::Sum { src, dst }
-            | Self::Reverse { src, dst } => (Some(src), dst),
-        }
-    }
-
-    const fn is_in_words(&self) -> bool {
-        !matches!(self, Self::Fill { .. } | Self::Copy { .. })
-    }
-}
-
-/// What work is called in a file, and whether it is a task of the host.
-const fn kind_of(work: &WorkSpec) -> (&'static str, bool) {
-    match work {
-        WorkSpec::Fill { .. } => ("fill", false),
-        WorkSpec::Copy { .. } => ("copy", false),
-        WorkSpec::Scale { .. } => ("scale", false),
-        WorkSpec::Add { .. } => ("add", false),
-        WorkSpec::Stencil { .. } => ("stencil", false),
-        WorkSpec::Sum { .. } => ("sum", true),
-        WorkSpec::Reverse { .. } => ("reverse", true),
     }
 }
 

@@ -49,46 +49,92 @@ pub(crate) struct NodeSpec {
     #[serde(default)]
     pub(crate) lane: u32,
     #[serde(rename = "do")]
-    pub(crate) work: WorkSpec,
+    pub(crate) work: Work<Place>,
 }
 
+/// What a node does, with operands by name in a file and by position once they are known.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
-pub(crate) enum WorkSpec {
+pub(crate) enum Work<P> {
     /// Writes a byte everywhere.
     Fill {
-        dst: Place,
+        dst: P,
         byte: u8,
     },
     Copy {
-        src: Place,
-        dst: Place,
+        src: P,
+        dst: P,
     },
     /// A kernel: `dst[i] *= factor`, in words of 32 bits.
     Scale {
-        dst: Place,
+        dst: P,
         factor: u32,
     },
     /// A kernel: `dst[i] += src[i]`.
     Add {
-        src: Place,
-        dst: Place,
+        src: P,
+        dst: P,
     },
     /// A kernel: `dst[i] = src[i - 1] + src[i] + src[i + 1]`.
     Stencil {
-        src: Place,
-        dst: Place,
+        src: P,
+        dst: P,
     },
     /// A task of the host: `dst` is the sum of all words of `src`.
     Sum {
-        src: Place,
-        dst: Place,
+        src: P,
+        dst: P,
     },
     /// A task of the host: the words of `src` in `dst`, last first.
     Reverse {
-        src: Place,
-        dst: Place,
+        src: P,
+        dst: P,
     },
+}
+
+impl<P> Work<P> {
+    /// The same with other operands, each of which is told with the name of its field.
+    pub(crate) fn try_map<Q, E>(&self, to: impl Fn(&'static str, &P) -> Result<Q, E>) -> Result<Work<Q>, E> {
+        let (src_to, dst_to) = (|src: &P| to("src", src), |dst: &P| to("dst", dst));
+        Ok(match self {
+            Self::Fill { dst, byte } => Work::Fill { dst: dst_to(dst)?, byte: *byte },
+            Self::Copy { src, dst } => Work::Copy { src: src_to(src)?, dst: dst_to(dst)? },
+            Self::Scale { dst, factor } => Work::Scale { dst: dst_to(dst)?, factor: *factor },
+            Self::Add { src, dst } => Work::Add { src: src_to(src)?, dst: dst_to(dst)? },
+            Self::Stencil { src, dst } => Work::Stencil { src: src_to(src)?, dst: dst_to(dst)? },
+            Self::Sum { src, dst } => Work::Sum { src: src_to(src)?, dst: dst_to(dst)? },
+            Self::Reverse { src, dst } => Work::Reverse { src: src_to(src)?, dst: dst_to(dst)? },
+        })
+    }
+
+    /// What is read besides, and what is written.
+    pub(crate) const fn operands(&self) -> (Option<&P>, &P) {
+        match self {
+            Self::Fill { dst, .. } | Self::Scale { dst, .. } => (None, dst),
+            Self::Copy { src, dst }
+            | Self::Add { src, dst }
+            | Self::Stencil { src, dst }
+            | Self::Sum { src, dst }
+            | Self::Reverse { src, dst } => (Some(src), dst),
+        }
+    }
+
+    /// What it is called in a file, and whether it is a task of the host.
+    pub(crate) const fn kind(&self) -> (&'static str, bool) {
+        match self {
+            Self::Fill { .. } => ("fill", false),
+            Self::Copy { .. } => ("copy", false),
+            Self::Scale { .. } => ("scale", false),
+            Self::Add { .. } => ("add", false),
+            Self::Stencil { .. } => ("stencil", false),
+            Self::Sum { .. } => ("sum", true),
+            Self::Reverse { .. } => ("reverse", true),
+        }
+    }
+
+    pub(crate) const fn is_in_words(&self) -> bool {
+        !matches!(self, Self::Fill { .. } | Self::Copy { .. })
+    }
 }
 
 /// A buffer's name alone, or with a range of bytes: `"rows"`, or `{"buffer": "rows", "bytes": [0, 1024]}`.

@@ -11,8 +11,8 @@ use warpweft::{
 };
 
 use super::{
-    check::{Description, Node, Span, Work},
-    file::Placement,
+    check::{Description, Node, Span},
+    file::{Placement, Work},
     numbered,
 };
 use crate::kernels;
@@ -128,7 +128,7 @@ impl Recorder<'_> {
                 free.insert(device.load(&code())?.kernel(name)?)
             }
         };
-        let (_, dst) = node.work.spans();
+        let (_, dst) = node.work.operands();
         let groups = kernels::workgroups(dst.size())?;
         let launch = Launch::new(kernel, [groups, 1, 1], args)?;
         graph.add(NodeDesc::launch(launch).named(&node.name).in_lane(node.lane))?;

@@ -1,7 +1,8 @@
 //! The same description carried out by one thread, one node after the other: what every other way must come to.
 
 use super::{
-    check::{Description, Span, Work},
+    check::{Description, Span},
+    file::Work,
     record::{reverse, sum},
 };
 use crate::kernels::pattern_word;
@@ -28,8 +29,8 @@ impl Serial {
         description.nodes.iter().for_each(|node| self.work(&node.work));
     }
 
-    fn work(&mut self, work: &Work) {
-        let (src, dst) = work.spans();
+    fn work(&mut self, work: &Work<Span>) {
+        let (src, dst) = work.operands();
         let src = src.map(|src| self.bytes(src).to_vec()).unwrap_or_default();
         let target = self.bytes(dst);
         match work {

@@ -4,7 +4,10 @@
 //! Run: `cargo bench -p warpweft-benches --bench comm_calls`
 
 use std::{
-    sync::{Arc, Barrier},
+    sync::{
+        Arc, Barrier,
+        atomic::{AtomicBool, Ordering},
+    },
     thread,
     time::{Duration, Instant},
 };
@@ -16,6 +19,7 @@ use warpweft::{
     bootstrap::{Group, JoinConfig, Meeting, Rank, Rendezvous},
     comm::{CommConfig, Communicator, EngineKind},
 };
+use warpweft_cli::measure::Summary;
 use warpweft_cuda::{CudaBackend, CudaConfig};
 use warpweft_stand_in_cuda::StandIn;
 use warpweft_stand_in_nccl::StandIn as Nccl;
@@ -34,6 +38,12 @@ const SUM: CollectiveOp = CollectiveOp::AllReduce(ReduceOp::Sum);
 
 type Outcome<T = ()> = anyhow::Result<T>;
 
+/// What ranks share of each round.
+struct Round {
+    barrier: Barrier,
+    has_failed: AtomicBool,
+}
+
 struct Place {
     device: Arc<dyn Device>,
     queue: Arc<dyn Queue>,
@@ -47,16 +57,16 @@ fn main() -> Outcome {
     let nccl = Nccl::load()?.with("driver", &driver.path().display().to_string());
     let config = CudaConfig::default().with_driver(driver.path()).without_cache().with_nccl(nccl.path());
     let backend = CudaBackend::with_config(&config)?;
-    let (meeting, barrier) = (Meeting::new(), Barrier::new(2));
+    let (meeting, round) = (Meeting::new(), Round { barrier: Barrier::new(2), has_failed: false.into() });
     let first = backend.open(0, Features::COLLECTIVES)?;
     let id = first.collectives().ok_or_else(|| anyhow::anyhow!("there are no collectives"))?.create_id()?;
     let figures = thread::scope(|scope| {
         let start = |rank| {
             let desc = NativeCommunicatorDesc { id: id.clone(), rank, size: 2, multiprocessors: None };
-            let (meeting, backend, barrier) = (Arc::clone(&meeting), &backend, &barrier);
+            let (meeting, backend, round) = (Arc::clone(&meeting), &backend, &round);
             scope.spawn(move || {
                 let place = Place::new(backend, &desc, meeting)?;
-                place.measure(barrier)
+                place.measure(round)
             })
         };
         let ranks: Vec<_> = (0..2).map(start).collect();
@@ -68,12 +78,12 @@ fn main() -> Outcome {
 }
 
 #[expect(clippy::print_stdout, reason = "printing is what a benchmark does")]
-fn tell(figures: &[Vec<f64>; WAYS.len()]) {
+fn tell(figures: &[Vec<Duration>; WAYS.len()]) {
     for (way, figures) in WAYS.into_iter().zip(figures) {
-        let at = |tenths: usize| figures.get(figures.len() * tenths / 10).copied().unwrap_or(f64::NAN);
-        println!("all_reduce/{way:<14} p50 {:>7.1} ns  least {:>7.1}  p90 {:>7.1}", at(5), at(0), at(9));
+        let Summary { p50_ns, p99_ns, min_ns, .. } = Summary::of(figures);
+        println!("all_reduce/{way:<14} p50 {p50_ns:>5} ns  least {min_ns:>5}  p99 {p99_ns:>5}");
         let name = format!("comm_calls/{way}");
-        println!("{}", serde_json::json!({ "name": name, "median": at(5), "unit": "ns" }));
+        println!("{}", serde_json::json!({ "name": name, "median": p50_ns, "unit": "ns" }));
     }
 }
 
@@ -90,8 +100,8 @@ impl Place {
         Ok(Self { device, queue, native, comm, view })
     }
 
-    /// Nanoseconds of each call, in rising order.
-    fn measure(&self, barrier: &Barrier) -> Outcome<[Vec<f64>; WAYS.len()]> {
+    /// How long each call took; what there is until then if the other rank fails.
+    fn measure(&self, Round { barrier, has_failed }: &Round) -> Outcome<[Vec<Duration>; WAYS.len()]> {
         let view = &self.view;
         let calls = [CollectiveCall::new(SUM, DType::F32, (self.comm.rank(), 2), Some(view), Some(view))?];
         let ops = [Op::Collective(CollectiveGroup::new(&self.native, &calls))];
@@ -106,27 +116,33 @@ impl Place {
         let ways: [&dyn Fn() -> Outcome; WAYS.len()] = [&submit, &call, &again];
         let mut figures = [const { Vec::new() }; WAYS.len()];
         for round in 0..ROUNDS + WARM_UP {
-            for (way, figures) in ways.iter().zip(&mut figures) {
+            for (way, taken) in ways.iter().zip(&mut figures) {
                 // The other rank comes later, so that nothing runs beside this one's calls.
                 if self.comm.rank() == 1 {
                     barrier.wait();
                 }
                 let began = Instant::now();
-                for _ in 0..CALLS {
-                    way()?;
-                }
+                let called = (0..CALLS).try_for_each(|_| way());
                 let took = began.elapsed();
                 if self.comm.rank() == 0 {
                     barrier.wait();
                 }
-                self.wait()?;
+                let ended = called.and_then(|()| self.wait());
+                // Nobody who waits at a barrier hears that a rank is gone, so both leave behind the same one. The barrier
+                // orders the store before the load.
+                if ended.is_err() {
+                    has_failed.store(true, Ordering::Relaxed);
+                }
                 barrier.wait();
+                ended?;
+                if has_failed.load(Ordering::Relaxed) {
+                    return Ok(figures);
+                }
                 if round >= WARM_UP {
-                    figures.push(took.as_secs_f64() * 1e9 / f64::from(CALLS));
+                    taken.push(took / CALLS);
                 }
             }
         }
-        figures.iter_mut().for_each(|figures| figures.sort_by(f64::total_cmp));
         Ok(figures)
     }
 

@@ -99,8 +99,10 @@ pub(crate) fn tell_allocations(what: &str, mut counts: Vec<u64>, submissions: us
         let count = counts.get(counts.len().saturating_sub(1) * percent / 100).copied().unwrap_or(0);
         count as f64 / submissions as f64
     };
-    report(&json!({"allocations": what, "rounds": counts.len(), "p50": at(50), "p99": at(99), "max": at(100),
-        "in all": counts.iter().sum::<u64>()}));
+    report(
+        &json!({"allocations": what, "rounds": counts.len(), "p50": at(50), "p99": at(99), "max": at(100),
+        "in all": counts.iter().sum::<u64>()}),
+    );
     say(&format!("{what}: {} for each, at most {}", at(50), at(100)));
     if let Some(percent) = judged {
         judge(&Bar::at_most(format!("{what}, p{percent}"), at(percent), 0.0, "").with_p99(at(99)));

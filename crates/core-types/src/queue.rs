@@ -40,6 +40,20 @@ pub trait Queue: Any + fmt::Debug + Send + Sync {
     /// A [`SubmitError`]; nothing of the submission was taken then.
     fn submit(&self, submission: &Submission<'_>) -> Result<SubmissionId, SubmitError>;
 
+    /// The same for work whose end nobody is in a hurry to hear of: its signals may come with those of what is
+    /// submitted behind it, but as soon as somebody waits for one or asks for it, and after a moment by themselves.
+    ///
+    /// # Errors
+    ///
+    /// As [`Queue::submit`].
+    ///
+    /// # Portability
+    ///
+    /// Cheaper where each signal is a call of the driver's, as an event of CUDA is; elsewhere it is `submit`.
+    fn submit_late(&self, submission: &Submission<'_>) -> Result<SubmissionId, SubmitError> {
+        self.submit(submission)
+    }
+
     /// Why it takes no more work, if it failed.
     fn failure(&self) -> Option<Arc<Failure>>;
 }

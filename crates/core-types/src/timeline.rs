@@ -117,6 +117,12 @@ impl Timeline {
         wakers.into_iter().for_each(|(_, waker)| wake(waker));
     }
 
+    /// Whether threads or wakers wait for some value.
+    pub fn is_awaited(&self) -> bool {
+        // Relaxed: who has to see another's waiting has a lock in common with it.
+        self.waiting.load(Ordering::Relaxed) != 0
+    }
+
     /// Blocks until `value` is reached. See [`crate::Semaphore::wait`].
     ///
     /// # Errors

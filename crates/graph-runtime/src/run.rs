@@ -7,9 +7,10 @@ use warpweft_core_types::{Semaphore, SemaphorePoint};
 
 use crate::{
     error::{CompletionError, NodeFailure},
+    graph::NodePlace,
     later::drop_later,
     memory::Point,
-    plan::{Plan, SlotWork},
+    plan::{Plan, SegmentWork, SlotWork},
     sync::{AtomicBool, Mutex, MutexGuard, Ordering},
     trace::Moments,
 };
@@ -96,6 +97,15 @@ impl Run {
         state.outcome = None;
         drop(state);
         spare
+    }
+
+    /// Whether its end may be heard of a little later, with that of what is behind it: a single operation in a lane that
+    /// the runtime chose, which goes on in the same queue with whatever needs it.
+    pub(crate) fn is_in_no_hurry(&self, place: NodePlace, work: &SegmentWork) -> bool {
+        matches!(work, SegmentWork::Ops(ops) if ops.len() == 1)
+            && matches!(place, NodePlace::Device { lane: 0, .. })
+            && self.plan.segments.len() == 1
+            && !self.plan.has_collective
     }
 
     /// Locked after the domain, never before it.

@@ -233,7 +233,8 @@ impl Domain {
         match (&target.kind, work) {
             (LineKind::Lane { queue, device }, work) => {
                 let device = self.devices[*device as usize].id;
-                let taken = give(queue.as_ref(), work, &waits, signal);
+                let is_late = moments.is_none() && run.is_in_no_hurry(segment.place, work);
+                let taken = give(queue.as_ref(), work, &waits, signal, is_late);
                 taken.map_err(|error| match error {
                     SubmitError::QueueFull { .. } => RunError::Busy { reason: BusyReason::Queue { device } },
                     error => error.into(),
@@ -401,19 +402,20 @@ pub(crate) fn add_point(points: &mut Points, point: Point) {
     }
 }
 
-/// Gives a queue the work of a segment.
+/// Gives a queue the work of a segment, whose signal may be late.
 fn give(
     queue: &dyn Queue,
     work: &SegmentWork,
     waits: &[SemaphorePoint],
     signal: SemaphorePoint,
+    is_late: bool,
 ) -> Result<SubmissionId, SubmitError> {
     let signals = [signal];
     match work {
         SegmentWork::Graph { graph, .. } => {
             queue.submit(&Submission { waits, ops: &[Op::Replay(graph)], signals: &signals })
         }
-        SegmentWork::Ops(ops) => give_each(queue, ops, waits, &signals),
+        SegmentWork::Ops(ops) => give_each(queue, ops, waits, &signals, is_late),
         SegmentWork::Mark => queue.submit(&Submission { waits, ops: &[], signals: &signals }),
         SegmentWork::Task(_) => {
             Err(SubmitError::Invalid { reason: "a task of the host for a device".to_owned() })
@@ -427,6 +429,7 @@ fn give_each(
     ops: &[Arc<GraphOp>],
     waits: &[SemaphorePoint],
     signals: &[SemaphorePoint],
+    is_late: bool,
 ) -> Result<SubmissionId, SubmitError> {
     // Captured work only gets into graphs, and joins are left out.
     let ops = ops.iter().filter_map(|op| match op.as_ref() {
@@ -442,5 +445,8 @@ fn give_each(
         op.with(|op| queue.submit(&Submission { waits, ops: &[*op], signals: &[] }))?;
         waits = &[];
     }
-    last.with(|op| queue.submit(&Submission { waits, ops: &[*op], signals }))
+    last.with(|op| {
+        let last = Submission { waits, ops: &[*op], signals };
+        if is_late { queue.submit_late(&last) } else { queue.submit(&last) }
+    })
 }

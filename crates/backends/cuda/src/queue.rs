@@ -4,9 +4,9 @@
 //! of the backend; then the wait is an event wait. Until then it is held here, and with it what is behind
 //! it. A stream therefore never waits for something that is not under way.
 //!
-//! Submissions that signal nothing gather in one record, which gets an event when somebody wants to know: a submission
-//! with signals behind them, a full queue, a cold call, or the reactor after a moment. An event costs the host more than
-//! all else that a submission does.
+//! Submissions that signal nothing, or late, gather in one record, which gets an event when somebody wants to know: a
+//! submission with signals behind them, whoever asks for a late signal, a full queue, a cold call, or the reactor after a
+//! moment. An event costs the host more than all else that a submission does.
 
 mod ending;
 mod finished;
@@ -86,7 +86,7 @@ pub(crate) struct QueueCore {
 struct State {
     held: VecDeque<Held>,
     in_flight: VecDeque<InFlight>,
-    /// Submissions without signals that are in the stream behind those; nothing marks their end yet.
+    /// Submissions whose signals come late, if they have any, in the stream behind those; nothing marks their end yet.
     gathered: Option<InFlight>,
     /// When somebody who looks after queues first saw them.
     gathered_since: Option<Instant>,
@@ -145,17 +145,32 @@ impl State {
 struct Spare {
     /// A semaphore or a waiter may still look at it.
     event: Arc<Event>,
+    /// None, and room for as many as there were.
+    signals: Signals,
     keep: KeepAlive,
 }
 
 impl Spare {
     fn create(context: &Arc<Context>) -> Result<Self, DriverError> {
-        Ok(Self { event: Arc::new(Event::create(context)?), keep: KeepAlive::default() })
+        let event = Arc::new(Event::create(context)?);
+        Ok(Self { event, signals: Signals::new(), keep: KeepAlive::default() })
     }
 }
 
 /// The points a submission raises.
 type Signals = SmallVec<[SemaphorePoint; 1]>;
+
+/// What the stream is given, but for the operations.
+struct Entry<'a> {
+    waits: &'a [SemaphorePoint],
+    signals: Signals,
+    /// It waits, or has calls of communicators: it may be ended while what is before it goes on.
+    is_apart: bool,
+    /// It is nothing that captures of other threads forbid.
+    is_light: bool,
+    /// Nobody is in a hurry to hear of its end.
+    is_late: bool,
+}
 
 /// A submission that waits on the host.
 #[derive(Debug)]
@@ -164,7 +179,7 @@ struct Held {
     work: OwnedSubmission,
 }
 
-/// A submission in the stream, with those without signals that gathered before it.
+/// A submission in the stream, with those that gathered before it.
 #[derive(Debug)]
 struct InFlight {
     event: Arc<Event>,
@@ -179,8 +194,8 @@ struct InFlight {
 }
 
 impl From<Spare> for InFlight {
-    fn from(Spare { event, keep }: Spare) -> Self {
-        let (signals, awaited, communicators) = (Signals::new(), SmallVec::new(), SmallVec::new());
+    fn from(Spare { event, signals, keep }: Spare) -> Self {
+        let (awaited, communicators) = (SmallVec::new(), SmallVec::new());
         Self { event, signals, keep, submissions: 0, ops: 0, awaited, communicators }
     }
 }
@@ -235,7 +250,11 @@ impl QueueCore {
         if self.is_shared.load(Ordering::Relaxed) { 1 } else { GATHERED }
     }
 
-    fn submit(self: &Arc<Self>, submission: &Submission<'_>) -> Result<SubmissionId, SubmitError> {
+    fn submit(
+        self: &Arc<Self>,
+        submission: &Submission<'_>,
+        is_late: bool,
+    ) -> Result<SubmissionId, SubmitError> {
         if let Some(failure) = self.context.left() {
             return Err(SubmitError::Failed(failure));
         }
@@ -248,6 +267,7 @@ impl QueueCore {
                 return Err(SubmitError::Foreign { what: "semaphore", owner, device });
             }
         }
+        semaphore::hurry(submission.waits);
         let mut wakers = Wakers::new();
         let mut state = self.lock();
         let would_be_held = state.held.is_empty() && state.ops_in_flight >= self.window();
@@ -271,10 +291,11 @@ impl QueueCore {
                 submission.ops.iter().try_for_each(|op| self.push(id, op, record))?;
                 Ok(submission.ops.len())
             };
-            let signals = submission.signals.into();
             // NCCL sees to captures of other threads by itself.
             let is_light = submission.ops.iter().all(|op| matches!(op, Op::Collective(_)));
-            match self.enqueue(&mut state, (waits, is_light), fill, signals, &mut wakers) {
+            let is_apart = !waits.is_empty() || submission.ops.iter().any(has_calls);
+            let entry = Entry { waits, signals: submission.signals.into(), is_apart, is_light, is_late };
+            match self.enqueue(&mut state, entry, fill, &mut wakers) {
                 Ok(()) => self.track(state),
                 Err((failure, signals)) => self.fail(state, &failure, &signals),
             }
@@ -313,17 +334,22 @@ impl QueueCore {
     }
 
     /// Puts a submission in the stream: `fill` pushes its operations and says how many. After an error the
-    /// stream may hold a part of it, and the signals come back to be failed. What is light is nothing that captures of
-    /// other threads forbid.
+    /// stream may hold a part of it, and the signals come back to be failed.
     fn enqueue(
         self: &Arc<Self>,
         state: &mut State,
-        (waits, is_light): (&[SemaphorePoint], bool),
+        entry: Entry<'_>,
         fill: impl FnOnce(&mut InFlight) -> Result<usize, Arc<Failure>>,
-        signals: Signals,
         wakers: &mut Wakers,
     ) -> Result<(), (Arc<Failure>, Signals)> {
+        let Entry { waits, mut signals, is_apart, is_light, is_late } = entry;
         let judge = |error| self.context.judge(error);
+        if is_apart
+            && state.gathered.as_ref().is_some_and(|record| !record.signals.is_empty())
+            && let Err(error) = self.mark(state)
+        {
+            return Err((judge(error), signals));
+        }
         if state.gathered.is_none() {
             state.gathered = match self.spare(state) {
                 Ok(spare) => Some(spare.into()),
@@ -351,7 +377,9 @@ impl QueueCore {
         if let Ok(ops) = filled {
             record.ops += ops;
             state.ops_in_flight += ops;
-            if signals.is_empty() && record.submissions < self.gathered_at_most() {
+            let gathers = record.submissions < self.gathered_at_most();
+            if gathers && (signals.is_empty() || is_late && semaphore::put_off(&signals, self)) {
+                record.signals.append(&mut signals);
                 return Ok(());
             }
         }
@@ -364,22 +392,17 @@ impl QueueCore {
             state.ops_in_flight -= record.ops;
             // Nothing will tell when the device is done with these, so they are never let go.
             std::mem::forget(record.keep);
-            return Err((judge(error), signals));
+            record.signals.append(&mut signals);
+            return Err((judge(error), record.signals));
         }
-        match filled {
-            Ok(_) => {
-                for point in &signals {
-                    semaphore::enqueued(point, &record.event, self, wakers);
-                }
-                record.signals = signals;
-                state.in_flight.push_back(record);
-                Ok(())
-            }
-            Err(failure) => {
-                state.in_flight.push_back(record);
-                Err((failure, signals))
-            }
+        let failed = filled.err().map(|failure| (failure, std::mem::take(&mut signals)));
+        record.signals.append(&mut signals);
+        for point in &record.signals {
+            semaphore::enqueued(point, &record.event, self);
+            semaphore::take_watchers(point, wakers);
         }
+        state.in_flight.push_back(record);
+        failed.map_or(Ok(()), Err)
     }
 
     /// Lets the stream wait for points that other streams reach. The context is current.
@@ -415,14 +438,27 @@ impl QueueCore {
         }
     }
 
-    /// The same, and what gathered stays where it is after an error.
-    fn mark(&self, state: &mut State) -> Result<(), DriverError> {
+    /// The same, and what gathered stays where it is after an error. Nobody watches for late signals to get their event:
+    /// they come at once where somebody does.
+    fn mark(self: &Arc<Self>, state: &mut State) -> Result<(), DriverError> {
         let Some(record) = &state.gathered else { return Ok(()) };
         let _current = self.context.enter()?;
         record.event.record(&self.stream)?;
+        for point in &record.signals {
+            semaphore::enqueued(point, &record.event, self);
+        }
         state.in_flight.extend(state.gathered.take());
         state.gathered_since = None;
         Ok(())
+    }
+
+    /// Puts an event behind what has gathered, for somebody who asks for a signal of it. An error is for the reactor to
+    /// find: whoever asks may hold locks of their own.
+    pub(crate) fn mark_now(self: &Arc<Self>, deadline: Deadline) {
+        let Some(_asking) = self.context.cold.ask() else { return };
+        if let Some(mut state) = self.lock_by(deadline) {
+            let _found_later = self.mark(&mut state);
+        }
     }
 
     /// Puts an event behind what has gathered for a while.
@@ -448,7 +484,7 @@ impl QueueCore {
         record: &mut InFlight,
     ) -> Result<(), Arc<Failure>> {
         record.keep.op(op);
-        if let Op::Collective(_) | Op::Replay(_) = op {
+        if has_calls(op) {
             self.note_calls(op, record)?;
         }
         if let Op::Collective(group) = op {
@@ -533,7 +569,9 @@ impl QueueCore {
                 work.ops.iter().try_for_each(|op| op.with(|op| self.push(id, op, record)))?;
                 Ok(work.ops.len())
             };
-            match self.enqueue(&mut state, (&work.waits, false), fill, work.signals, &mut wakers) {
+            let (waits, signals) = (&*work.waits, work.signals);
+            let entry = Entry { waits, signals, is_apart: true, is_light: false, is_late: false };
+            match self.enqueue(&mut state, entry, fill, &mut wakers) {
                 Ok(()) => self.track(state),
                 Err((failure, signals)) => self.fail(state, &failure, &signals),
             }
@@ -590,6 +628,11 @@ impl fmt::Debug for QueueCore {
     }
 }
 
+/// Whether an operation may have calls of communicators in it.
+const fn has_calls(op: &Op<'_>) -> bool {
+    matches!(op, Op::Collective(_) | Op::Replay(_))
+}
+
 /// Whether the driver has to bring the operation's code to the device, which waits for residents.
 fn is_first_launch(op: &Op<'_>) -> bool {
     matches!(op, Op::Launch(launch) if CudaKernel::of(launch.kernel()).is_some_and(CudaKernel::is_new))
@@ -626,7 +669,11 @@ impl Queue for CudaQueue {
     }
 
     fn submit(&self, submission: &Submission<'_>) -> Result<SubmissionId, SubmitError> {
-        self.core.submit(submission)
+        self.core.submit(submission, false)
+    }
+
+    fn submit_late(&self, submission: &Submission<'_>) -> Result<SubmissionId, SubmitError> {
+        self.core.submit(submission, true)
     }
 
     fn failure(&self) -> Option<Arc<Failure>> {

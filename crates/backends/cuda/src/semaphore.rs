@@ -24,6 +24,10 @@ use crate::{context::left, fork::Origin, queue::QueueCore, stream::Event};
 /// A waiting thread looks by itself for this long, then leaves it to the reactor and sleeps.
 const LOOK: Duration = Duration::from_millis(10);
 
+/// Who asks for a signal that has no event yet is patient for this long with a thread that has its queue: it may be in a
+/// call of the driver's.
+const PATIENCE: Duration = Duration::from_millis(10);
+
 /// Within that time it keeps its core to itself for this long.
 const SPIN: Duration = Duration::from_micros(100);
 
@@ -47,6 +51,8 @@ pub(crate) struct CudaSemaphore {
 struct Coming {
     /// Signals that are enqueued in a stream and not reached yet, rising.
     signals: VecDeque<Signal>,
+    /// Signals that have no event until somebody asks, and the queues that have them; rising.
+    late: VecDeque<(u64, Weak<QueueCore>)>,
     /// Queues that wait for a signal of at least this value to be enqueued.
     watchers: Vec<(u64, Waker)>,
     /// Queues whose streams wait for a signal of at least this value.
@@ -130,6 +136,7 @@ impl CudaSemaphore {
 
     /// Wakes `waker` once a stream can wait for `value`, and when it is reached or has failed.
     fn watch(&self, value: u64, waker: &Waker) {
+        self.hurry(value, PATIENCE);
         let mut coming = self.coming();
         let known = coming.watchers.iter().any(|(other, w)| *other == value && w.will_wake(waker));
         let ready = coming.first_at(value).is_some() || self.known() >= value;
@@ -144,12 +151,45 @@ impl CudaSemaphore {
         }
     }
 
-    /// Notes that `value` is reached when `event`'s work is over, and collects who waited for that news.
-    fn enqueued(&self, value: u64, event: &Arc<Event>, queue: &Arc<QueueCore>, wakers: &mut Wakers) {
+    /// Notes that `value` will have an event once somebody asks for it, unless somebody does so now; whether it was.
+    fn put_off(&self, value: u64, queue: &Arc<QueueCore>) -> bool {
         let mut coming = self.coming();
+        // Whoever waits counts itself before it looks at this list, so that one of the two sees the other.
+        let is_awaited =
+            self.timeline.is_awaited() || coming.watchers.iter().any(|(wanted, _)| *wanted <= value);
+        if !is_awaited {
+            coming.late.push_back((value, Arc::downgrade(queue)));
+        }
+        !is_awaited
+    }
+
+    /// Has the next signal of at least `value` get its event, if it has none yet.
+    fn hurry(&self, value: u64, patience: Duration) {
+        let coming = self.coming();
+        if coming.late.is_empty() || coming.first_at(value).is_some() {
+            return;
+        }
+        let late = coming.late.iter().find(|(late, _)| *late >= value);
+        let queue = late.and_then(|(_, queue)| queue.upgrade());
+        // The queue is locked before its semaphores.
+        drop(coming);
+        if let Some(queue) = queue {
+            queue.mark_now(Deadline::within(patience));
+        }
+    }
+
+    /// Notes that `value` is reached when `event`'s work is over.
+    fn enqueued(&self, value: u64, event: &Arc<Event>, queue: &Arc<QueueCore>) {
+        let mut coming = self.coming();
+        coming.late.retain(|(late, _)| *late != value);
         let signal = Signal { value, event: Arc::clone(event), queue: Arc::downgrade(queue) };
         let behind = coming.signals.iter().rposition(|other| other.value < value).map_or(0, |at| at + 1);
         coming.signals.insert(behind, signal);
+    }
+
+    /// Collects who waited for the news that `value` is enqueued.
+    fn take_watchers(&self, value: u64, wakers: &mut Wakers) {
+        let mut coming = self.coming();
         wakers.extend(coming.watchers.extract_if(.., |(wanted, _)| *wanted <= value).map(|(_, w)| w));
     }
 
@@ -163,6 +203,7 @@ impl CudaSemaphore {
         // Release: see `known`. Before the signal goes, so that one of the two is found.
         self.seen.fetch_max(value, Ordering::Release);
         coming.signals.retain(|signal| signal.value > value);
+        coming.late.retain(|(late, _)| *late > value);
         coming.dependents.retain(|(wanted, _)| *wanted > value);
         true
     }
@@ -214,6 +255,7 @@ impl CudaSemaphore {
 
     /// Looks at the event behind `value` until it is over, for a while.
     fn look(&self, value: u64, deadline: Deadline) {
+        self.hurry(value, PATIENCE.min(deadline.remaining()));
         let Some(signal) = self.coming().first_at(value).cloned() else { return };
         let context = signal.event.context();
         let Ok(_current) = context.enter() else { return };
@@ -248,6 +290,13 @@ impl Coming {
     fn first_at(&self, value: u64) -> Option<&Signal> {
         self.signals.iter().find(|signal| signal.value >= value)
     }
+
+    /// The last of those that the next event stands for.
+    fn next(&self) -> Option<Signal> {
+        let first = self.signals.front()?;
+        let alike = self.signals.iter().take_while(|signal| Arc::ptr_eq(&signal.event, &first.event));
+        alike.last().cloned()
+    }
 }
 
 impl Signal {
@@ -269,7 +318,12 @@ impl Semaphore for CudaSemaphore {
         if self.origin.is_left() {
             return self.known();
         }
-        let next = self.coming().signals.front().cloned();
+        let mut next = self.coming().next();
+        if next.is_none() {
+            // Who only asks waits for nobody.
+            self.hurry(self.known() + 1, Duration::ZERO);
+            next = self.coming().next();
+        }
         if let Some(signal) = next
             && let Some(_asking) = signal.event.context().cold.ask()
             && let Ok(_current) = signal.event.context().enter()
@@ -333,6 +387,7 @@ impl Semaphore for CudaSemaphore {
             return waker.wake();
         }
         self.timeline.wake_when(value, waker);
+        self.hurry(value, PATIENCE);
         self.reactor.stir();
     }
 
@@ -346,6 +401,22 @@ impl Semaphore for CudaSemaphore {
 /// Whether a point is of a semaphore that our queues can raise.
 pub(crate) fn is_ours(point: &SemaphorePoint) -> bool {
     CudaSemaphore::of(&point.semaphore).is_some()
+}
+
+/// Has the events of points recorded that have none yet, so that a stream can wait for them. No queue is locked.
+pub(crate) fn hurry(waits: &[SemaphorePoint]) {
+    for point in waits {
+        if let Some(semaphore) = CudaSemaphore::of(&point.semaphore) {
+            semaphore.hurry(point.value, PATIENCE);
+        }
+    }
+}
+
+/// Notes that points will have an event once somebody asks for one; whether nobody does so now.
+pub(crate) fn put_off(points: &[SemaphorePoint], queue: &Arc<QueueCore>) -> bool {
+    points.iter().all(|point| {
+        CudaSemaphore::of(&point.semaphore).is_some_and(|semaphore| semaphore.put_off(point.value, queue))
+    })
 }
 
 /// How a stream can come to wait for a point of any backend.
@@ -394,14 +465,16 @@ pub(crate) fn unwatch(point: &SemaphorePoint, waker: &Waker) {
 }
 
 /// Notes that a point is reached when `event`'s work is over.
-pub(crate) fn enqueued(
-    point: &SemaphorePoint,
-    event: &Arc<Event>,
-    queue: &Arc<QueueCore>,
-    wakers: &mut Wakers,
-) {
+pub(crate) fn enqueued(point: &SemaphorePoint, event: &Arc<Event>, queue: &Arc<QueueCore>) {
     if let Some(semaphore) = CudaSemaphore::of(&point.semaphore) {
-        semaphore.enqueued(point.value, event, queue, wakers);
+        semaphore.enqueued(point.value, event, queue);
+    }
+}
+
+/// Collects who waited for the news that a point is enqueued.
+pub(crate) fn take_watchers(point: &SemaphorePoint, wakers: &mut Wakers) {
+    if let Some(semaphore) = CudaSemaphore::of(&point.semaphore) {
+        semaphore.take_watchers(point.value, wakers);
     }
 }
 

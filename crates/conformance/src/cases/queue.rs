@@ -1,9 +1,12 @@
 //! Order within and between queues, and what queues refuse.
 
-use std::{sync::Arc, task::Wake};
+use std::{
+    sync::{Arc, mpsc},
+    task::Wake,
+};
 
 use warpweft_core_types::{
-    Arg, Backend, Failure, Features, FillRegion, Launch, Op, OpenError, QueueDesc, SemaphorePoint,
+    Arg, Backend, Deadline, Failure, Features, FillRegion, Launch, Op, OpenError, QueueDesc, SemaphorePoint,
     Submission, SubmitError, WaitError,
 };
 
@@ -32,6 +35,11 @@ pub(super) const CASES: &[Case] = &[
     Case::new("queue::a_failed_wait_fails_what_waits", a_failed_wait_fails_what_waits),
     Case::new("queue::a_failure_among_several_waits_is_noticed", a_failure_among_several_waits_is_noticed),
     Case::new("queue::a_failure_spares_what_is_before_it", a_failure_spares_what_is_before_it)
+        .needs(Features::HOST_VISIBLE_MEMORY),
+    Case::new("queue::late_signals_come_to_whoever_asks", late_signals_come_to_whoever_asks)
+        .needs(Features::HOST_VISIBLE_MEMORY)
+        .covers(&["Queue::submit_late"]),
+    Case::new("queue::a_late_signal_is_not_failed_by_what_is_behind_it", a_late_signal_is_not_failed)
         .needs(Features::HOST_VISIBLE_MEMORY),
     Case::new("queue::a_long_chain_fails_without_a_deep_stack", a_long_chain_fails),
     Case::new("queue::a_waker_that_panics_harms_nobody", a_waker_that_panics_harms_nobody),
@@ -177,6 +185,59 @@ fn a_failure_spares_what_is_before_it(cx: &Context) -> Verdict {
     let (first, second) = (first.wait(PATIENCE), second.wait(PATIENCE));
     assert!(first.is_ok() && matches!(second, Err(WaitError::Failed(_))), "{first:?}, {second:?}");
     Ok(())
+}
+
+/// One asks, one is woken, a queue waits, one looks again and again.
+fn late_signals_come_to_whoever_asks(cx: &Context) -> Verdict {
+    let (lane, other, memory) = (cx.lane(0)?, cx.lane(0)?, cx.memory(0, 64)?);
+    let late = |byte| lane.submit_late(&[Op::Fill(FillRegion::bytes(&memory, byte))]);
+    let (first, second, third) = (late(1)?, late(2)?, late(3)?);
+    second.wait(PATIENCE)?;
+    first.wait(PATIENCE)?;
+    third.wait(PATIENCE)?;
+    let (_, behind) = other.submit(&[late(4)?], &[])?;
+    behind.wait(PATIENCE)?;
+    assert_eq!(cx.download(0, &memory)?, [4; 64]);
+    let woken = wake_of(&late(5)?);
+    woken.recv_timeout(PATIENCE)?;
+    let last = late(6)?;
+    let end = Deadline::within(PATIENCE);
+    while !last.poll()? {
+        assert!(!end.is_past(), "nobody who only looks sees it");
+    }
+    // Before it is submitted, too.
+    let coming = SemaphorePoint::new(&last.semaphore, last.value + 1);
+    let woken = wake_of(&coming);
+    assert_eq!(late(7)?.value, coming.value);
+    Ok(woken.recv_timeout(PATIENCE)?)
+}
+
+fn a_late_signal_is_not_failed(cx: &Context) -> Verdict {
+    let (lane, gate, memory) = (cx.lane(0)?, gate(cx.device(0))?, cx.memory(0, 64)?);
+    let before = lane.submit_late(&[Op::Fill(FillRegion::bytes(&memory, 1))])?;
+    let (_, held) = lane.submit(std::slice::from_ref(&gate), &[])?;
+    let behind = lane.submit_late(&[Op::Fill(FillRegion::bytes(&memory, 2))])?;
+    gate.semaphore.fail(Arc::new(Failure::Cancelled));
+    before.wait(PATIENCE)?;
+    for point in [held, behind] {
+        assert!(matches!(point.wait(PATIENCE), Err(WaitError::Failed(_))));
+    }
+    assert_eq!(cx.download(0, &memory)?, [1; 64]);
+    Ok(())
+}
+
+/// Hears when a point is reached.
+fn wake_of(point: &SemaphorePoint) -> mpsc::Receiver<()> {
+    struct Tells(mpsc::Sender<()>);
+    impl Wake for Tells {
+        fn wake(self: Arc<Self>) {
+            // Nobody listens when the case has failed.
+            let _heard = self.0.send(());
+        }
+    }
+    let (tell, told) = mpsc::channel();
+    point.semaphore.wake_when(point.value, Arc::new(Tells(tell)).into());
+    told
 }
 
 /// Each queue waits for the one before: far more of them than a call each would leave stack for.

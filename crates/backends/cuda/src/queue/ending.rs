@@ -57,6 +57,7 @@ impl QueueCore {
         // What fails here fails in its turn, behind what gathered.
         let unmarked = self.mark(&mut state).is_err().then(|| state.gathered.take()).flatten();
         let held = std::mem::take(&mut state.held);
+        state.doomed.extend(unmarked.iter().map(|record| record.signals.clone()));
         state.doomed.push(signals.into());
         state.doomed.extend(held.iter().map(|held| held.work.signals.clone()));
         self.track(state);

@@ -12,6 +12,7 @@ mod faults;
 mod graphs;
 mod injected;
 mod interop;
+mod late;
 #[cfg(feature = "nvml")]
 mod links;
 mod memory;

@@ -253,7 +253,8 @@ struct Line {
 
 impl Line {
     fn new(device: &Arc<dyn Device>, submissions: usize) -> anyhow::Result<Self> {
-        let queue = device.create_queue(&QueueDesc { capacity: submissions + 1 })?;
+        // Those of the round before may still be counted when their end is known.
+        let queue = device.create_queue(&QueueDesc { capacity: 2 * (submissions + 1) })?;
         Ok(Self { queue, semaphore: device.create_semaphore(0)?, value: 0 })
     }
 

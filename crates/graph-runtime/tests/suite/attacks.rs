@@ -35,13 +35,17 @@ fn settled(rig: &Rig, poisoned: &warpweft_core_types::BufferView) {
 #[test]
 fn whoever_comes_behind_a_skipped_writer_waits_for_the_one_before_it() -> Outcome {
     let rig = Rig::with(1, MANY);
-    let (b, c, gate) = (rig.memory(0, 16), rig.memory(0, 16), Gate::default());
+    let (b, c) = (rig.memory(0, 16), rig.memory(0, 16));
+    let (gate, first) = (Gate::default(), Gate::default());
     let mut graph = rig.runtime.graph();
     graph.task(&gate.task(), &[(b.clone(), Usage::ReadWrite)])?;
     graph.task(&writer(1), &[(b.clone(), Usage::ReadWrite)])?;
     let slow = graph.run()?;
+    // Nothing fails before the copy is there, which would be refused.
+    rig.runtime.task(&first.task(), &[(c.clone(), Usage::ReadWrite)])?;
     let failed = rig.fail(&c, |desc| rig.runtime.run(desc))?;
     let _skipped = rig.copy(&c, &b, |desc| rig.runtime.run(desc))?;
+    first.open();
     assert!(failed.wait(PATIENCE).is_err());
     settled(&rig, &b);
     rig.runtime.fill(FillRegion::bytes(&b, 2))?;

@@ -189,6 +189,20 @@ impl Domain {
         }))
     }
 
+    /// One whose memories are all there is to it.
+    #[cfg(all(test, loom))]
+    pub(crate) fn without_devices() -> Arc<Self> {
+        let config = RuntimeConfig::default();
+        Arc::new(Self {
+            devices: Vec::new(),
+            config,
+            workers: Workers::new(0),
+            tracer: Tracer::default(),
+            state: Mutex::default(),
+            changed: Condvar::new(),
+        })
+    }
+
     pub(crate) fn state(&self) -> StateGuard<'_> {
         let held = Held::new();
         // Code of devices that runs under it does not panic, and ours leaves nothing half done.
@@ -234,14 +248,28 @@ impl Domain {
 
     /// The runtime's number of a view's memory, and where in it the view's buffer begins.
     pub(crate) fn memory_of(&self, view: &BufferView, name: &str) -> Result<(u32, u64), RecordError> {
+        self.memory_in(&mut self.state(), view, name)
+    }
+
+    fn memory_in(&self, state: &mut State, view: &BufferView, name: &str) -> Result<(u32, u64), RecordError> {
         self.known(view.device(), name)?;
-        let found = self.state().memories.find(view.buffer());
+        let found = state.memories.find(view.buffer());
         found.map_err(|_| RecordError::Straddles { node: name.to_owned() })
     }
 
     /// A view as bytes of one of the runtime's memories.
     pub(crate) fn bytes_of(&self, view: &BufferView, name: &str) -> Result<Bytes, RecordError> {
-        let (memory, base) = self.memory_of(view, name)?;
+        self.bytes_in(&mut self.state(), view, name)
+    }
+
+    /// The same for who holds the lock.
+    pub(crate) fn bytes_in(
+        &self,
+        state: &mut State,
+        view: &BufferView,
+        name: &str,
+    ) -> Result<Bytes, RecordError> {
+        let (memory, base) = self.memory_in(state, view, name)?;
         let start = base + view.offset();
         Ok(Bytes { memory, range: start..start + view.size() })
     }

@@ -193,3 +193,139 @@ impl fmt::Debug for WriteGuard {
         write!(f, "WriteGuard({:?})", self.0.view)
     }
 }
+
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use std::time::Duration;
+
+    use loom::{sync::atomic::AtomicUsize, thread};
+    use warpweft_core_types::{Buffer, DeviceId, DeviceUuid, HostMapping, MemoryKind};
+
+    use super::*;
+    use crate::{memory::Point, submit::Points, sync::Ordering};
+
+    const LATER: Duration = Duration::from_secs(600);
+
+    /// Memory that nobody looks at.
+    #[derive(Debug)]
+    struct Memory;
+
+    impl Buffer for Memory {
+        fn device(&self) -> DeviceId {
+            DeviceId { backend: "host", ordinal: 0, uuid: DeviceUuid::from_bytes([0; 16]) }
+        }
+
+        fn size(&self) -> u64 {
+            64
+        }
+
+        fn kind(&self) -> MemoryKind {
+            MemoryKind::HostVisible
+        }
+
+        fn mapping(&self) -> Option<HostMapping<'_>> {
+            None
+        }
+    }
+
+    /// A domain with one memory, and how many use it: any number of readers, or one writer.
+    #[derive(Clone)]
+    struct Shared {
+        domain: Arc<Domain>,
+        view: BufferView,
+        memory: u32,
+        users: Arc<AtomicUsize>,
+    }
+
+    /// More than there are readers.
+    const WRITER: usize = 100;
+
+    impl Shared {
+        fn new() -> Self {
+            let domain = Domain::without_devices();
+            let view = BufferView::whole(Arc::new(Memory));
+            let (memory, _) = domain.state().memories.find(view.buffer()).unwrap();
+            Self { domain, view, memory, users: Arc::default() }
+        }
+
+        fn bytes(&self) -> Bytes {
+            Bytes { memory: self.memory, range: 0..64 }
+        }
+
+        fn lend(&self, kind: LeaseKind) -> Lease {
+            let deadline = Deadline::within(LATER);
+            Lease::announce(&self.domain, (&self.view, self.bytes()), kind, deadline).unwrap()
+        }
+
+        /// Uses the memory while a lease of it is held.
+        fn hold(&self, kind: LeaseKind) {
+            let lease = self.lend(kind);
+            let weight = if kind == LeaseKind::Read { 1 } else { WRITER };
+            // Relaxed: the lock of the leases orders all of it.
+            let others = self.users.fetch_add(weight, Ordering::Relaxed);
+            assert!(others == 0 || (kind == LeaseKind::Read && others < WRITER), "{others} beside {kind:?}");
+            self.users.fetch_sub(weight, Ordering::Relaxed);
+            drop(lease);
+        }
+
+        /// Whether a submission that writes is taken, as `Domain::admit` decides: then it is noted.
+        fn submit(&self) -> bool {
+            let mut state = self.domain.state();
+            let memory = state.memories.at(self.memory);
+            let taken = memory.holder(&(0..64), Usage::Write).is_none();
+            if taken {
+                let point = Point { line: 0, value: 1 };
+                memory.users.add(0..64, Usage::Write, point, &mut crate::memory::Unordered);
+            }
+            taken
+        }
+
+        fn users_before(&self) -> usize {
+            let mut state = self.domain.state();
+            let mut points = Points::new();
+            let memory = state.memories.at(self.memory);
+            memory.users.conflicts(0..64, Usage::Read, |point| add_point(&mut points, point));
+            points.len()
+        }
+    }
+
+    /// Nobody is beside a writer, and nobody sleeps for good.
+    fn check(kinds: [LeaseKind; 2]) {
+        loom::model(move || {
+            let shared = Shared::new();
+            let other = shared.clone();
+            let thread = thread::spawn(move || other.hold(kinds[0]));
+            shared.hold(kinds[1]);
+            thread.join().unwrap();
+        });
+    }
+
+    #[test]
+    fn loom_writers_take_turns() {
+        check([LeaseKind::Write, LeaseKind::Write]);
+        check([LeaseKind::HandOff, LeaseKind::Write]);
+    }
+
+    #[test]
+    fn loom_readers_and_writers_take_turns() {
+        check([LeaseKind::Read, LeaseKind::Write]);
+        check([LeaseKind::Read, LeaseKind::Read]);
+    }
+
+    /// Work is either found by the lease, which waits for it, or refused because of the lease.
+    #[test]
+    fn loom_no_submission_gets_between_a_lease_and_its_wait() {
+        loom::model(|| {
+            let shared = Shared::new();
+            let other = shared.clone();
+            let thread = thread::spawn(move || other.submit());
+            let lease = shared.lend(LeaseKind::Read);
+            let found = shared.users_before();
+            let taken = thread.join().unwrap();
+            assert_eq!(taken, found == 1, "found {found}");
+            assert_eq!(shared.users_before(), found, "the lease lasts");
+            drop(lease);
+            assert!(shared.submit(), "the lease is over");
+        });
+    }
+}

@@ -159,7 +159,8 @@ pub(crate) struct Demo {
     /// Save what the devices did as a trace for Perfetto or Chrome's tracing page.
     #[arg(long, value_name = "FILE")]
     pub(crate) trace: Option<PathBuf>,
-    /// Save the graph of the demo in this folder, as graph.svg and as graph.dot for Graphviz.
+    /// Save the graph of the demo in this folder, as graph.svg and as graph.dot for Graphviz, and when its nodes ran as
+    /// graph.json for Perfetto or Chrome's tracing page.
     #[arg(long, value_name = "DIR")]
     pub(crate) save_graph: Option<PathBuf>,
     /// Print one JSON object with counts of what was checked.

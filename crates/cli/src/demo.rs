@@ -335,10 +335,7 @@ impl Run<'_> {
     fn run_graph(&self, summary: &mut Summary) -> anyhow::Result<()> {
         let size = self.args.size.min(LARGEST_IN_GRAPH).next_multiple_of(WORD);
         let graph = DemoGraph::record(self.runtime.devices(), size)?;
-        if let Some(folder) = &self.args.save_graph {
-            graph.save(folder)?;
-        }
-        let (ran, results) = graph.run(self.args.timeout)?;
+        let (ran, results) = graph.run(self.args.timeout, self.args.save_graph.as_deref())?;
         for result in &results {
             let wrong = self.compare(&result.memory, |index| result.word(index), summary)?;
             if wrong > 0 {
@@ -412,7 +409,8 @@ fn report(args: &Demo, summary: &Summary) -> anyhow::Result<()> {
         ));
     }
     if let Some(folder) = &args.save_graph {
-        output::line(format!("Pictures  {0}/graph.svg and {0}/graph.dot", folder.display()));
+        let folder = folder.display();
+        output::line(format!("Graph in  {folder}/graph.svg, its trace in {folder}/graph.json"));
     }
     Ok(())
 }

@@ -126,17 +126,18 @@ impl DemoGraph {
         Ok(())
     }
 
-    /// Saves what was inferred as `graph.dot` and `graph.svg`.
-    pub(super) fn save(&self, folder: &Path) -> anyhow::Result<()> {
-        for (name, text) in [("graph.dot", self.graph.to_dot()), ("graph.svg", self.graph.to_svg())] {
-            let path = folder.join(name);
-            fs::write(&path, text).with_context(|| format!("{} cannot be written", path.display()))?;
+    /// Runs it, and says what has to be where. In `folder` it saves what was inferred, as `graph.dot` and `graph.svg`,
+    /// and when it ran, as `graph.json`.
+    pub(super) fn run(
+        self,
+        within: Duration,
+        folder: Option<&Path>,
+    ) -> anyhow::Result<(GraphSummary, Vec<Expected>)> {
+        if let Some(folder) = folder {
+            save(folder, "graph.dot", &self.graph.to_dot())?;
+            save(folder, "graph.svg", &self.graph.to_svg())?;
+            self.runtime.start_trace();
         }
-        Ok(())
-    }
-
-    /// Runs it, and says what has to be where.
-    pub(super) fn run(self, within: Duration) -> anyhow::Result<(GraphSummary, Vec<Expected>)> {
         let prepared = self.graph.prepare()?;
         let graph = prepared.graph();
         let summary = GraphSummary {
@@ -145,8 +146,16 @@ impl DemoGraph {
             segments: prepared.segment_count(),
         };
         prepared.submit()?.wait(within).context("the graph did not end well")?;
+        if let Some((folder, trace)) = folder.zip(self.runtime.finish_trace()) {
+            save(folder, "graph.json", &trace.to_json())?;
+        }
         Ok((summary, self.results))
     }
+}
+
+fn save(folder: &Path, name: &str, text: &str) -> anyhow::Result<()> {
+    let path = folder.join(name);
+    fs::write(&path, text).with_context(|| format!("{} cannot be written", path.display()))
 }
 
 /// The task: what the parts of the first view add up to, word by word, into the second.

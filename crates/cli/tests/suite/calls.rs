@@ -97,6 +97,10 @@ fn the_demo_saves_its_graph() {
     for name in ["hand to 2", "gather 0", "add up", "pattern"] {
         assert!(read("graph.svg").contains(name) && read("graph.dot").contains(name), "{name}");
     }
+    let trace: Value = serde_json::from_str(&read("graph.json")).unwrap();
+    let events = trace["traceEvents"].as_array().unwrap();
+    let ran = |name: &str| events.iter().filter(|event| event["ph"] == "X" && event["name"] == name).count();
+    assert_eq!((ran("pattern"), ran("hand to 2"), ran("add up")), (3, 1, 1), "{trace}");
     let file = folder.path().join("file");
     std::fs::write(&file, "").unwrap();
     assert_eq!(demo(&["--save-graph", file.to_str().unwrap()]).status.code(), Some(1));

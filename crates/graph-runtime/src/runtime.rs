@@ -12,7 +12,7 @@ use crate::{
     any::wait_for_any,
     completion::Completion,
     config::RuntimeConfig,
-    domain::Domain,
+    domain::{Domain, State},
     error::{BusyReason, MapError, RecordError, RunError},
     graph::{Graph, NodePlace, Recorded, range_error},
     guard::{ReadGuard, WriteGuard},
@@ -373,23 +373,27 @@ fn single(
     let mut recorded = Recorded::default();
     let mut outcome = Ok(());
     let mut operand = 0;
+    // Once for all operands.
+    let mut state = domain.state();
     node.work.for_each_operand(&mut |view, usage| {
         if outcome.is_ok() {
             let usage = usage_of(&desc.usages, operand, usage, desc.label());
-            outcome = usage.and_then(|usage| note(domain, &mut recorded, desc, view, usage));
+            outcome = usage.and_then(|usage| note(domain, &mut state, &mut recorded, desc, view, usage));
         }
         operand += 1;
     });
     outcome?;
     check_said(&node, operand)?;
-    node.beside.iter().try_for_each(|(view, usage)| note(domain, &mut recorded, desc, view, *usage))?;
+    let beside = &mut node.beside.iter();
+    beside.try_for_each(|(view, usage)| note(domain, &mut state, &mut recorded, desc, view, *usage))?;
+    drop(state);
     node.uses = 0..u32::try_from(recorded.uses.len()).unwrap_or(u32::MAX);
     let has_collective = node.work.kind() == "collective";
     let work = match &node.work {
         Work::Device(op) => SegmentWork::Ops([Arc::clone(op)].into_iter().collect()),
         Work::Task(task) => SegmentWork::Task(task.clone()),
     };
-    recorded.nodes.push(node);
+    recorded.nodes = vec![node];
     let uses = recorded.bytes_of(0).collect();
     let segment = PlannedSegment { place, after: Vec::new(), uses, nodes: [0].into_iter().collect() };
     let plan =
@@ -400,12 +404,13 @@ fn single(
 /// Notes an operand of a single operation.
 fn note(
     domain: &Domain,
+    state: &mut State,
     recorded: &mut Recorded,
     desc: &NodeDesc<'_>,
     view: &BufferView,
     usage: Usage,
 ) -> Result<(), RecordError> {
-    let bytes = domain.bytes_of(view, desc.label())?;
+    let bytes = domain.bytes_in(state, view, desc.label())?;
     let known = recorded.global.iter().position(|global| *global == bytes.memory);
     let memory = known.unwrap_or_else(|| {
         recorded.global.push(bytes.memory);

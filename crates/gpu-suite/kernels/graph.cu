@@ -21,6 +21,11 @@ extern "C" __global__ void linger(u32* out, u32 digit, u64 ns) {
     *out = 3 * *out + digit;
 }
 
+extern "C" __global__ void trap(u32* out) {
+    *out = 1;
+    __trap();
+}
+
 // Turns each word of a chunk over as often as it is told, 65,536 times at most. A block has 1,024 words, and blocks
 // beyond the chunk have none.
 #define CHUNK_WORDS (2u << 20)

@@ -17,7 +17,7 @@ use warpweft_core_types::{
 use warpweft_cuda::CudaBackend;
 
 use crate::{
-    bench, forked, kernels,
+    bench, faulted, forked, kernels,
     rig::{Bench, LIMIT, Rig, report, submit_word},
     vulkan,
 };
@@ -40,6 +40,8 @@ pub(crate) enum Role {
     Trap,
     /// Stores where nobody mapped memory.
     StrayStore,
+    /// Runs into a trap in a graph, and goes on without the device.
+    GraphTrap,
     /// Waits in vain for a kernel of eight seconds, and ends.
     LongKernel,
     /// Takes memory until there is none, twice.
@@ -60,6 +62,7 @@ pub(crate) fn play(role: &Role) -> Result<()> {
         Role::Resident => resident(),
         Role::Trap => trap(),
         Role::StrayStore => stray_store(),
+        Role::GraphTrap => faulted::runtime_loses_its_device(),
         Role::LongKernel => long_kernel(),
         Role::OutOfMemory => out_of_memory(),
         Role::Fork => fork(),

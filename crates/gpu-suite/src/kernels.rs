@@ -70,6 +70,7 @@ fn graph_contracts() -> Vec<KernelContract> {
         KernelContract::new("visit", [Param::write(4), read()]),
         KernelContract::new("visit_three", [Param::write(4), read(), read(), read()]),
         KernelContract::new("step", [word(), Param::scalar::<u32>()]),
+        KernelContract::new("trap", [Param::write(4)]),
         KernelContract::new("linger", [word(), Param::scalar::<u32>(), Param::scalar::<u64>()]),
         KernelContract::new("work", [Param::read_write(CHUNK_BYTES), Param::scalar::<u32>()])
             .with_workgroup_size([CHUNK_THREADS, 1, 1]),

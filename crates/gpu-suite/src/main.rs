@@ -8,6 +8,7 @@ mod bench;
 mod checks;
 mod child;
 mod collectives;
+mod faulted;
 mod forked;
 mod kernels;
 mod kill;

@@ -41,6 +41,14 @@ fn the_checks_of_graphs_pass() {
 }
 
 #[test]
+fn a_runtime_goes_on_without_its_device() {
+    let (output, _folder) = run("child graph-trap").unwrap();
+    let lines = lines(&output);
+    let told = lines.iter().find_map(|line| line["a graph's trap"].as_str()).unwrap_or_default();
+    assert!(told.contains("trap"), "{lines:?}");
+}
+
+#[test]
 fn the_figures_of_graphs_are_all_there() {
     let (output, folder) = run("bench graph --quick").unwrap();
     let lines = lines(&output);

@@ -203,6 +203,12 @@ impl Domain {
         })
     }
 
+    /// A line for tasks of the host, whose semaphore is of a device that is not lost.
+    pub(crate) fn new_task_line(&self, value: u64) -> Result<Line, OpenError> {
+        let alive = self.devices.iter().find(|entry| entry.device.failure().is_none());
+        Line::task(alive.unwrap_or(&self.devices[0]).device.as_ref(), value)
+    }
+
     pub(crate) fn state(&self) -> StateGuard<'_> {
         let held = Held::new();
         // Code of devices that runs under it does not panic, and ours leaves nothing half done.

@@ -173,7 +173,7 @@ impl Domain {
             LineKind::Guest { device } => {
                 Line::guest(*device, self.devices[*device as usize].device.as_ref(), line.assigned)
             }
-            LineKind::Task => Line::task(self.devices[0].device.as_ref(), line.assigned),
+            LineKind::Task => self.new_task_line(line.assigned),
         };
         line.reached = line.assigned;
         state.failed_lines.remove(&number);

@@ -302,8 +302,7 @@ impl Domain {
         if let Some(line) = state.free_tasks.pop() {
             return Ok(line);
         }
-        let line = Line::task(self.devices[0].device.as_ref(), 0)?;
-        state.lines.push(line);
+        state.lines.push(self.new_task_line(0)?);
         Ok(u32::try_from(state.lines.len() - 1).unwrap_or(u32::MAX))
     }
 }

@@ -71,7 +71,7 @@ impl Kernel {
             "add_words" => kernel(&[8, 4, 4], add_words),
             "empty" => kernel(&[], |_| Ok(Step::Done)),
             "blocking" => kernel(&[8], blocking),
-            "failing" => kernel(&[8], failing),
+            "failing" | "trap" => kernel(&[8], failing),
             "counter" => kernel(&[SLICE, 8], counter),
             "server" => kernel(&[SLICE, 8, 8], server),
             "stubborn" => kernel(&[SLICE, 8], stubborn),

@@ -29,6 +29,10 @@ pub(super) fn stray_store(rig: &Rig) -> Result<()> {
     beside_a_neighbour(rig, "stray-store")
 }
 
+pub(super) fn graph_trap(rig: &Rig) -> Result<()> {
+    beside_a_neighbour(rig, "graph-trap")
+}
+
 pub(super) fn out_of_memory(rig: &Rig) -> Result<()> {
     beside_a_neighbour(rig, "out-of-memory")
 }

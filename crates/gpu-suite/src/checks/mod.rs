@@ -54,6 +54,7 @@ const CHECKS: &[Check<Rig>] = &[
 const FAULTS: &[Check<Rig>] = &[
     ("a trap loses the devices of its process and no others", faults::trap),
     ("a store to no memory loses the devices of its process and no others", faults::stray_store),
+    ("a runtime whose device is lost poisons its memory, and all else goes on", faults::graph_trap),
     ("a process ends while its kernel goes on", faults::long_kernel),
     ("device memory that is out is back once it is freed", faults::out_of_memory),
     ("a forked process is told so", faults::fork),

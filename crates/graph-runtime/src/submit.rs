@@ -23,7 +23,7 @@ use crate::{
 };
 
 /// Submissions that go by before a run that had not ended is looked at again.
-const LOOK_AGAIN_AFTER: usize = 8;
+const LOOK_AGAIN_AFTER: usize = 32;
 /// Runs that are taken off the list for one submission: more than come, so that it gets shorter.
 const FORGOTTEN_AT_ONCE: usize = 2;
 /// How often failures are settled for the sake of one segment. A lane that fails again each time is that of a lost device,

@@ -193,6 +193,18 @@ struct InFlight {
     communicators: SmallVec<[usize; 2]>,
 }
 
+impl InFlight {
+    /// Adds points that are reached when all of it is over; of one semaphore the last says it all.
+    fn signal(&mut self, points: Signals) {
+        for point in points {
+            match self.signals.iter_mut().find(|known| Arc::ptr_eq(&known.semaphore, &point.semaphore)) {
+                Some(known) => known.value = known.value.max(point.value),
+                None => self.signals.push(point),
+            }
+        }
+    }
+}
+
 impl From<Spare> for InFlight {
     fn from(Spare { event, signals, keep }: Spare) -> Self {
         let (awaited, communicators) = (SmallVec::new(), SmallVec::new());
@@ -291,8 +303,7 @@ impl QueueCore {
                 submission.ops.iter().try_for_each(|op| self.push(id, op, record))?;
                 Ok(submission.ops.len())
             };
-            // NCCL sees to captures of other threads by itself.
-            let is_light = submission.ops.iter().all(|op| matches!(op, Op::Collective(_)));
+            let is_light = submission.ops.iter().all(is_light);
             let is_apart = !waits.is_empty() || submission.ops.iter().any(has_calls);
             let entry = Entry { waits, signals: submission.signals.into(), is_apart, is_light, is_late };
             match self.enqueue(&mut state, entry, fill, &mut wakers) {
@@ -358,7 +369,7 @@ impl QueueCore {
         }
         let Some(record) = &mut state.gathered else { return Ok(()) };
         let _entering = self.context.cold.enqueuing();
-        let entered = if is_light && waits.is_empty() && signals.is_empty() {
+        let entered = if is_light && waits.is_empty() && (signals.is_empty() || is_late) {
             self.context.enter_lightly()
         } else {
             self.context.enter()
@@ -379,7 +390,7 @@ impl QueueCore {
             state.ops_in_flight += ops;
             let gathers = record.submissions < self.gathered_at_most();
             if gathers && (signals.is_empty() || is_late && semaphore::put_off(&signals, self)) {
-                record.signals.append(&mut signals);
+                record.signal(signals);
                 return Ok(());
             }
         }
@@ -391,12 +402,12 @@ impl QueueCore {
             state.submissions_in_flight -= record.submissions;
             state.ops_in_flight -= record.ops;
             // Nothing will tell when the device is done with these, so they are never let go.
+            record.signal(signals);
             std::mem::forget(record.keep);
-            record.signals.append(&mut signals);
             return Err((judge(error), record.signals));
         }
         let failed = filled.err().map(|failure| (failure, std::mem::take(&mut signals)));
-        record.signals.append(&mut signals);
+        record.signal(signals);
         for point in &record.signals {
             semaphore::enqueued(point, &record.event, self);
             semaphore::take_watchers(point, wakers);
@@ -631,6 +642,12 @@ impl fmt::Debug for QueueCore {
 /// Whether an operation may have calls of communicators in it.
 const fn has_calls(op: &Op<'_>) -> bool {
     matches!(op, Op::Collective(_) | Op::Replay(_))
+}
+
+/// Whether captures of other threads forbid nothing of an operation: launches of code that is on the device, and calls of
+/// NCCL, which sees to that by itself.
+fn is_light(op: &Op<'_>) -> bool {
+    matches!(op, Op::Collective(_)) || (matches!(op, Op::Launch(_)) && !is_first_launch(op))
 }
 
 /// Whether the driver has to bring the operation's code to the device, which waits for residents.

@@ -51,8 +51,8 @@ pub(crate) struct CudaSemaphore {
 struct Coming {
     /// Signals that are enqueued in a stream and not reached yet, rising.
     signals: VecDeque<Signal>,
-    /// Signals that have no event until somebody asks, and the queues that have them; rising.
-    late: VecDeque<(u64, Weak<QueueCore>)>,
+    /// The last of the signals that have no event until somebody asks, for each queue that has such.
+    late: SmallVec<[(u64, Weak<QueueCore>); 1]>,
     /// Queues that wait for a signal of at least this value to be enqueued.
     watchers: Vec<(u64, Waker)>,
     /// Queues whose streams wait for a signal of at least this value.
@@ -157,10 +157,14 @@ impl CudaSemaphore {
         // Whoever waits counts itself before it looks at this list, so that one of the two sees the other.
         let is_awaited =
             self.timeline.is_awaited() || coming.watchers.iter().any(|(wanted, _)| *wanted <= value);
-        if !is_awaited {
-            coming.late.push_back((value, Arc::downgrade(queue)));
+        if is_awaited {
+            return false;
         }
-        !is_awaited
+        match coming.late.iter_mut().find(|(_, other)| other.as_ptr() == Arc::as_ptr(queue)) {
+            Some((last, _)) => *last = value,
+            None => coming.late.push((value, Arc::downgrade(queue))),
+        }
+        true
     }
 
     /// Has the next signal of at least `value` get its event, if it has none yet.
@@ -169,7 +173,8 @@ impl CudaSemaphore {
         if coming.late.is_empty() || coming.first_at(value).is_some() {
             return;
         }
-        let late = coming.late.iter().find(|(late, _)| *late >= value);
+        // The least of those that will do.
+        let late = coming.late.iter().filter(|(late, _)| *late >= value).min_by_key(|(late, _)| *late);
         let queue = late.and_then(|(_, queue)| queue.upgrade());
         // The queue is locked before its semaphores.
         drop(coming);
@@ -181,7 +186,7 @@ impl CudaSemaphore {
     /// Notes that `value` is reached when `event`'s work is over.
     fn enqueued(&self, value: u64, event: &Arc<Event>, queue: &Arc<QueueCore>) {
         let mut coming = self.coming();
-        coming.late.retain(|(late, _)| *late != value);
+        coming.late.retain(|(_, other)| other.as_ptr() != Arc::as_ptr(queue));
         let signal = Signal { value, event: Arc::clone(event), queue: Arc::downgrade(queue) };
         let behind = coming.signals.iter().rposition(|other| other.value < value).map_or(0, |at| at + 1);
         coming.signals.insert(behind, signal);
@@ -203,7 +208,6 @@ impl CudaSemaphore {
         // Release: see `known`. Before the signal goes, so that one of the two is found.
         self.seen.fetch_max(value, Ordering::Release);
         coming.signals.retain(|signal| signal.value > value);
-        coming.late.retain(|(late, _)| *late > value);
         coming.dependents.retain(|(wanted, _)| *wanted > value);
         true
     }

@@ -57,6 +57,11 @@ impl From<&CommConfig> for Agreed {
 }
 
 impl Agreed {
+    /// Whether engines that are fast for some calls only are measured.
+    pub(crate) const fn is_tuned(&self) -> bool {
+        false
+    }
+
     pub(crate) const fn engine(&self) -> Option<EngineKind> {
         self.engine
     }

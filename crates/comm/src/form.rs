@@ -8,6 +8,8 @@ use warpweft_core_types::{
     CollectiveError, Deadline, Device, DeviceKind, DeviceUuid, NativeCommunicatorDesc, NativeId,
 };
 
+#[cfg(unix)]
+use crate::engine::low_latency::LowLatencyEngine;
 use crate::{
     CommConfig, CommError, EngineKind,
     config::Agreed,
@@ -20,6 +22,9 @@ use crate::{
     },
 };
 
+/// Ranks whose devices reach each other by kernels of our own at most, as many as those have bits for.
+pub(crate) const MOST_RANKS: u32 = 16;
+
 /// The backend of devices that are processor cores of the host.
 const HOST: &str = "host";
 
@@ -31,6 +36,8 @@ struct Facts {
     is_cpu: bool,
     /// The library of its own collectives, or why it has none.
     native: Result<String, String>,
+    /// Why it has no kernels that reach other devices, if so.
+    low_latency: Result<(), String>,
     agreed: Agreed,
     /// A number that was drawn; that of rank 0 tells communicators apart.
     mark: u32,
@@ -50,10 +57,21 @@ impl Facts {
             uuid: *info.id.uuid.as_bytes(),
             is_cpu: info.kind == DeviceKind::Cpu,
             native,
+            low_latency: refuses_low_latency(device),
             agreed: config.into(),
             mark,
         }
     }
+}
+
+#[cfg(unix)]
+fn refuses_low_latency(device: &dyn Device) -> Result<(), String> {
+    LowLatencyEngine::refuses(device)
+}
+
+#[cfg(not(unix))]
+fn refuses_low_latency(device: &dyn Device) -> Result<(), String> {
+    Err(format!("{} has no descriptors of memory on this system", device.info().id))
 }
 
 /// A number that rank 0 has drawn, and the engines that serve all ranks, the one to be asked first in front; the same on
@@ -75,6 +93,7 @@ pub(crate) fn engines(
             EngineKind::Native => native(group, device, config, deadline),
             EngineKind::Host => host(group, device, config, deadline),
             EngineKind::Planned => planned(group, device, deadline),
+            EngineKind::LowLatency => low_latency(group, device, config, deadline),
         };
         // All have it or none.
         let made = engine.as_ref().map(|_| ()).map_err(ToString::to_string);
@@ -181,6 +200,7 @@ fn serves(kind: EngineKind, group: &Group, facts: &[Facts]) -> Result<(), String
                 None => Ok(()),
             }
         }
+        EngineKind::LowLatency => serves_low_latency(group, facts),
         EngineKind::Planned if facts.len() == 1 => Err("one rank needs no plan".to_owned()),
         EngineKind::Planned => {
             let (members, own) =
@@ -191,6 +211,55 @@ fn serves(kind: EngineKind, group: &Group, facts: &[Facts]) -> Result<(), String
             }
         }
     }
+}
+
+/// It is for those who name it or have it measured.
+fn serves_low_latency(group: &Group, facts: &[Facts]) -> Result<(), String> {
+    if facts[0].agreed.engine() != Some(EngineKind::LowLatency) && !facts[0].agreed.is_tuned() {
+        return Err("it is neither named nor measured".to_owned());
+    }
+    if !(2..=MOST_RANKS as usize).contains(&facts.len()) {
+        return Err(format!("there are {} ranks, and 2 to {MOST_RANKS} fit", facts.len()));
+    }
+    if let Some((rank, reason)) =
+        (0_u32..).zip(facts).find_map(|(rank, facts)| Some((rank, facts.low_latency.as_ref().err()?)))
+    {
+        return Err(format!("rank {rank}: {reason}"));
+    }
+    if let Some(rank) = facts.iter().position(|other| other.backend != facts[0].backend) {
+        return Err(format!(
+            "rank {rank} has a {} device, and rank 0 a {}",
+            facts[rank].backend, facts[0].backend
+        ));
+    }
+    let members = group.members();
+    match members.iter().find(|member| !member.shares_host(&members[0])) {
+        Some(member) => Err(format!("rank {} is on another host", member.rank)),
+        None => Ok(()),
+    }
+}
+
+#[cfg(unix)]
+fn low_latency(
+    group: &Group,
+    device: &Arc<dyn Device>,
+    config: &CommConfig,
+    deadline: Deadline,
+) -> Result<Arc<dyn Engine>, CommError> {
+    // Early enough for the others to be told why.
+    let deadline = Deadline::within(deadline.remaining().mul_f64(0.8));
+    Ok(Arc::new(LowLatencyEngine::new(group, device, config, deadline)?))
+}
+
+#[cfg(not(unix))]
+fn low_latency(
+    _group: &Group,
+    device: &Arc<dyn Device>,
+    _config: &CommConfig,
+    _deadline: Deadline,
+) -> Result<Arc<dyn Engine>, CommError> {
+    let reason = refuses_low_latency(device.as_ref()).err().unwrap_or_default();
+    Err(CommError::NoEngine { reason })
 }
 
 fn host(

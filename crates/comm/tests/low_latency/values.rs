@@ -1,8 +1,10 @@
 //! What calls give, where the conformance suite has no such case: many ranks, ragged exchanges, messages of many rounds,
 //! and rings that are gone through again and again.
 
+use std::time::Duration;
+
 use warpweft_comm::CommConfig;
-use warpweft_core_types::{BufferView, DType, ReduceOp};
+use warpweft_core_types::{BufferView, DType, ErrorClass, ReduceOp};
 
 use crate::rig::{PATIENCE, Place, config, ranks, read};
 
@@ -131,6 +133,33 @@ fn several_communicators_go_on_at_once() {
         place.comm.queue_barrier(&place.queue).unwrap().wait(PATIENCE).unwrap();
         other.queue_barrier(&queue).unwrap().wait(PATIENCE).unwrap();
         assert!(read(&one) == [256; 3000] && read(&two) == [256; 3000]);
+        part(&place);
+    });
+}
+
+/// A root learns nothing of those it gives to by what they give, and waits for them all the same.
+#[test]
+fn who_gives_waits_for_who_takes() {
+    const CALLS: u32 = 12;
+    ranks(2, &config(), |place| {
+        let words: Vec<BufferView> =
+            (0..CALLS).map(|call| place.numbers(&[call * (1 - place.rank())])).collect();
+        let broadcast = |word: &BufferView| {
+            let src = (place.rank() == 0).then_some(word);
+            place.comm.broadcast(0, DType::U32, src, word).unwrap().on(&place.queue).unwrap()
+        };
+        if place.rank() == 0 {
+            let calls: Vec<_> = words.iter().map(broadcast).collect();
+            let error = calls[CALLS as usize - 1].wait(Duration::from_millis(50)).unwrap_err();
+            assert_eq!(error.class(), ErrorClass::Transient, "{error}");
+            part(&place);
+        } else {
+            part(&place);
+            words.iter().for_each(|word| drop(broadcast(word)));
+        }
+        place.comm.queue_barrier(&place.queue).unwrap().wait(PATIENCE).unwrap();
+        let found: Vec<u32> = words.iter().flat_map(read).collect();
+        assert_eq!(found, (0..CALLS).collect::<Vec<_>>());
         part(&place);
     });
 }

@@ -9,7 +9,7 @@ use warpweft_core_types::{
     Registration, RegistrationKind, SemaphorePoint, Submission,
 };
 
-use crate::{CommError, persistent::Work};
+use crate::{CommError, Shape, persistent::Work};
 
 pub(crate) mod host;
 #[cfg(unix)]
@@ -105,6 +105,16 @@ pub(crate) trait Engine: fmt::Debug + Send + Sync {
             Ok(())
         })?;
         Ok(Work::Ops(owned))
+    }
+
+    /// The ways in which it can do calls of so many bytes from rank to rank, if there are several worth trying.
+    fn shapes(&self, _op: CollectiveOp, _bytes: u64) -> Vec<Shape> {
+        Vec::new()
+    }
+
+    /// The same engine, which does every call in this way; none if it has no such way.
+    fn in_shape(self: Arc<Self>, _shape: Shape) -> Option<Arc<dyn Engine>> {
+        None
     }
 
     /// How many calls that all ranks make a node of a graph has.

@@ -9,7 +9,7 @@ use warpweft_core_types::{
 };
 
 #[cfg(unix)]
-use crate::engine::low_latency::LowLatencyEngine;
+use crate::engine::low_latency::{LowLatencyEngine, SOURCE};
 use crate::{
     CommConfig, CommError, EngineKind,
     config::Agreed,
@@ -21,6 +21,9 @@ use crate::{
         solo::SoloEngine,
     },
 };
+
+#[cfg(not(unix))]
+const SOURCE: &str = "";
 
 /// Ranks whose devices reach each other by kernels of our own at most, as many as those have bits for.
 pub(crate) const MOST_RANKS: u32 = 16;
@@ -38,6 +41,9 @@ struct Facts {
     native: Result<String, String>,
     /// Why it has no kernels that reach other devices, if so.
     low_latency: Result<(), String>,
+    /// The version of the driver, and what the device is linked to: what was measured holds for that.
+    driver: String,
+    links: String,
     agreed: Agreed,
     /// A number that was drawn; that of rank 0 tells communicators apart.
     mark: u32,
@@ -58,6 +64,8 @@ impl Facts {
             is_cpu: info.kind == DeviceKind::Cpu,
             native,
             low_latency: refuses_low_latency(device),
+            driver: info.driver.clone(),
+            links: links_of(device),
             agreed: config.into(),
             mark,
         }
@@ -74,14 +82,45 @@ fn refuses_low_latency(device: &dyn Device) -> Result<(), String> {
     Err(format!("{} has no descriptors of memory on this system", device.info().id))
 }
 
-/// A number that rank 0 has drawn, and the engines that serve all ranks, the one to be asked first in front; the same on
-/// all ranks.
+/// The links of a device, in the words that do not change from one run to the next.
+fn links_of(device: &dyn Device) -> String {
+    let facts = device.links().map(|links| links.facts()).unwrap_or_default();
+    let mut links: Vec<String> = facts
+        .iter()
+        .map(|fact| format!("{:?} {:?} {} {}", fact.from, fact.to, fact.class, fact.link_count))
+        .collect();
+    links.sort();
+    links.join(", ")
+}
+
+/// What the ranks of a communicator have found out.
+pub(crate) struct Formed {
+    /// A number that rank 0 has drawn.
+    pub(crate) mark: u32,
+    /// The engines that serve all ranks, the one to be asked first in front; the same on all ranks.
+    pub(crate) engines: Vec<Arc<dyn Engine>>,
+    /// All that decides how fast they are.
+    pub(crate) key: String,
+}
+
+fn key_of(facts: &[Facts]) -> String {
+    let ranks = facts.iter().map(|facts| {
+        let Facts { backend, uuid, native, driver, links, .. } = facts;
+        let uuid = DeviceUuid::from_bytes(*uuid);
+        format!("{backend} {uuid}, driver {driver}, library {native:?}, links {links}\n")
+    });
+    let version = env!("CARGO_PKG_VERSION");
+    let own = format!("version {version}, {:?}, kernels {:?}\n", facts[0].agreed, SOURCE.lines().nth(1));
+    ranks.chain([own]).collect()
+}
+
+/// Finds out what serves all ranks.
 pub(crate) fn engines(
     group: &Arc<Group>,
     device: &Arc<dyn Device>,
     config: &CommConfig,
     deadline: Deadline,
-) -> Result<(u32, Vec<Arc<dyn Engine>>), CommError> {
+) -> Result<Formed, CommError> {
     let mark = u32::from_ne_bytes(random()?);
     let own = Facts::of(device.as_ref(), group.size(), config, mark);
     let facts = exchange(group, &own, deadline)?;
@@ -98,10 +137,18 @@ pub(crate) fn engines(
         // All have it or none.
         let made = engine.as_ref().map(|_| ()).map_err(ToString::to_string);
         let confirmed = group.confirm(kind.name(), made.as_ref().copied().map_err(String::as_str), deadline);
+        if kind == EngineKind::LowLatency
+            && config.engine != Some(kind)
+            && let Err(error) = &confirmed
+        {
+            // Nobody named it, and the others serve.
+            tracing::info!(%error, "an engine is left out");
+            continue;
+        }
         engines.push(engine?);
         confirmed?;
     }
-    Ok((facts[0].mark, engines))
+    Ok(Formed { mark: facts[0].mark, engines, key: key_of(&facts) })
 }
 
 /// What nobody else draws.
@@ -128,7 +175,7 @@ fn check(group: &Group, facts: &[Facts]) -> Result<(), CommError> {
         if other.agreed != facts[0].agreed {
             return Err(CommError::Disagreement {
                 ranks: [0, rank],
-                what: "engine, timeout, validation or limits",
+                what: "engine, timeout, validation, limits or tuning",
             });
         }
     }

@@ -21,15 +21,25 @@ use warpweft_core_types::{
 
 use self::{
     kernel::Kernels,
-    plan::{Operands, Place, Shape, Step, Steps, Unpaired, message_bytes},
+    plan::{Operands, Place, Step, Steps, Unpaired},
     window::{CHANNELS, Cause, Told, Window},
 };
 use super::{Engine, EngineKind};
-use crate::{CommConfig, CommError};
+use crate::{CommConfig, CommError, Shape, dispatch::message_bytes};
 
-/// One rank of a window.
+pub(crate) use self::kernel::SOURCE;
+
+/// One rank of a window, and how it does calls.
 #[derive(Debug)]
 pub(crate) struct LowLatencyEngine {
+    core: Arc<Core>,
+    /// The way of calls that all ranks make; by their size if none was found to be better.
+    shape: Option<Shape>,
+}
+
+/// What all ways have in common.
+#[derive(Debug)]
+struct Core {
     window: Window,
     kernels: Kernels,
     place: Place,
@@ -50,7 +60,28 @@ impl LowLatencyEngine {
         let window = Window::exchange(group, device, limit, deadline)?;
         let channels = config.multiprocessors.map_or(CHANNELS, |most| most.clamp(1, CHANNELS));
         let place = Place { rank: group.rank().0, ranks: group.size(), channels };
-        Ok(Self { window, kernels: kernel::load(device.as_ref())?, place, limit })
+        Ok(Self::of(Core { window, kernels: kernel::load(device.as_ref())?, place, limit }))
+    }
+
+    /// Ranks that are all on one device.
+    #[cfg(feature = "__loopback")]
+    pub(crate) fn on_one_device(
+        device: &Arc<dyn Device>,
+        ranks: u32,
+        limit: Duration,
+        deadline: Deadline,
+    ) -> Result<Vec<Self>, CommError> {
+        let kernels = kernel::load(device.as_ref())?;
+        let windows = Window::on_one_device(device, ranks, limit, deadline)?;
+        let of_rank = |(rank, window)| {
+            let place = Place { rank, ranks, channels: CHANNELS };
+            Self::of(Core { window, kernels: kernels.clone(), place, limit })
+        };
+        Ok((0..).zip(windows).map(of_rank).collect())
+    }
+
+    fn of(core: Core) -> Self {
+        Self { core: Arc::new(core), shape: None }
     }
 
     /// Why a device cannot be a rank by itself, if so.
@@ -66,17 +97,18 @@ impl LowLatencyEngine {
     }
 
     fn shape(&self, call: &CollectiveCall<'_>) -> Shape {
-        self.place.usual(call.op(), message_bytes(call, self.place.ranks))
+        let place = self.core.place;
+        self.shape.unwrap_or_else(|| place.usual(call.op(), message_bytes(call, place.ranks)))
     }
 
     fn steps<'a>(&self, calls: &[CollectiveCall<'a>]) -> Result<Steps<'a>, CommError> {
-        plan::plan(self.place, calls, |call| self.shape(call)).map_err(|Unpaired| {
+        plan::plan(self.core.place, calls, |call| self.shape(call)).map_err(|Unpaired| {
             self.cannot("a send to itself without a receive of the same group, or the other way".to_owned())
         })
     }
 
     fn args<'a>(&'a self, step: &Step<'a>, told: &'a [u8]) -> SmallVec<[Arg<'a>; 5]> {
-        let own = [self.window.all(), self.window.host()].into_iter();
+        let own = [self.core.window.all(), self.core.window.host()].into_iter();
         own.chain(step.operands()).map(Arg::Buffer).chain([Arg::Scalar(told)]).collect()
     }
 
@@ -84,8 +116,8 @@ impl LowLatencyEngine {
         match *step {
             Step::Launch { operands, channels, .. } => {
                 let kernel = match operands {
-                    Operands::Apart(..) => &self.kernels.apart,
-                    Operands::Within(_) => &self.kernels.within,
+                    Operands::Apart(..) => &self.core.kernels.apart,
+                    Operands::Within(_) => &self.core.kernels.within,
                 };
                 Ok(Op::Launch(Launch::new(kernel, [channels, 1, 1], args)?))
             }
@@ -97,7 +129,7 @@ impl LowLatencyEngine {
     }
 
     fn is_own(&self, kernel: &Arc<dyn Kernel>) -> bool {
-        [&self.kernels.apart, &self.kernels.within].into_iter().any(|own| Arc::ptr_eq(own, kernel))
+        [&self.core.kernels.apart, &self.core.kernels.within].into_iter().any(|own| Arc::ptr_eq(own, kernel))
     }
 
     /// What became of a device that waited, as all ranks are told of it.
@@ -107,15 +139,15 @@ impl LowLatencyEngine {
             Cause::Late => CollectiveFailure::TimedOut {
                 number: 0,
                 op: format!("message {message} of channel {channel}"),
-                after: self.limit,
-                waiting: format!("the device of rank {} waited for rank {peer}", self.place.rank),
+                after: self.core.limit,
+                waiting: format!("the device of rank {} waited for rank {peer}", self.core.place.rank),
             },
             Cause::Peer => CollectiveFailure::Aborted {
                 rank: peer,
-                reason: format!("its device gave up; the device of rank {} was told", self.place.rank),
+                reason: format!("its device gave up; the device of rank {} was told", self.core.place.rank),
             },
             Cause::Host => CollectiveFailure::Aborted {
-                rank: self.place.rank,
+                rank: self.core.place.rank,
                 reason: format!("its device was ended while it waited for rank {peer}"),
             },
         }
@@ -150,6 +182,16 @@ impl Engine for LowLatencyEngine {
         visit(&ops)
     }
 
+    fn shapes(&self, op: CollectiveOp, bytes: u64) -> Vec<Shape> {
+        self.core.place.shapes(op, bytes)
+    }
+
+    fn in_shape(self: Arc<Self>, shape: Shape) -> Option<Arc<dyn Engine>> {
+        let is_known = (1..=self.core.place.channels).contains(&shape.channels);
+        is_known
+            .then(|| Arc::new(Self { core: Arc::clone(&self.core), shape: Some(shape) }) as Arc<dyn Engine>)
+    }
+
     fn calls_in(&self, node: &OwnedOp) -> usize {
         let own = node.launch().filter(|launch| self.is_own(launch.kernel()));
         own.map_or(0, |launch| usize::from(launch.with(|launch| !plan::is_pairwise(launch.args()))))
@@ -160,15 +202,15 @@ impl Engine for LowLatencyEngine {
     }
 
     fn given_up(&self) -> Option<Arc<Failure>> {
-        self.window.told().map(|told| Arc::new(self.failure_of(told).into()))
+        self.core.window.told().map(|told| Arc::new(self.failure_of(told).into()))
     }
 
     fn abort(&self, _failure: &Arc<Failure>, _deadline: Deadline) {
-        self.window.end();
+        self.core.window.end();
     }
 
     /// Graphs that are replayed later end, which tells the other ranks' devices.
     fn leave(&self, _failure: &Arc<Failure>) {
-        self.window.end();
+        self.core.window.end();
     }
 }

@@ -1,6 +1,6 @@
 //! Ranks whose devices wait in vain.
 
-use std::time::Duration;
+use std::{sync::Barrier, time::Duration};
 
 use warpweft_comm::CommConfig;
 use warpweft_core_types::{DType, Deadline, ErrorClass, Op, ReduceOp, Submission};
@@ -22,6 +22,7 @@ fn until_failed(place: &Place) -> String {
 #[test]
 fn a_device_that_waits_in_vain_gives_up_and_all_are_told() {
     let config = CommConfig { timeout: Duration::from_millis(100), ..config() };
+    let have_failed = Barrier::new(3);
     let told = ranks(3, &config, |place| {
         let view = place.numbers(&[1]);
         let graph = place.graph_of_a_sum(&view);
@@ -33,6 +34,8 @@ fn a_device_that_waits_in_vain_gives_up_and_all_are_told() {
             place.queue.submit(&Submission { ops: &ops, ..Submission::default() }).unwrap();
         }
         let told = until_failed(&place);
+        // Who leaves is no longer heard.
+        have_failed.wait();
         let call = place.comm.all_reduce_in_place(ReduceOp::Sum, DType::U32, &view).unwrap();
         let error = call.on(&place.queue).unwrap_err();
         assert!(matches!(error.class(), ErrorClass::Transient | ErrorClass::PeerLost), "{error}");

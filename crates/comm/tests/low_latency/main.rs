@@ -3,6 +3,7 @@
 #![cfg(target_os = "linux")]
 #![expect(clippy::unwrap_used, reason = "a failed step fails the test")]
 
+mod dispatch;
 mod failures;
 mod processes;
 mod rig;

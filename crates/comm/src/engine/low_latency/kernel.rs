@@ -10,6 +10,9 @@ use warpweft_host_collectives::reduce;
 use super::window::{PART, lines};
 use crate::CommError;
 
+/// The kernel. Its second line tells which source it was made of.
+pub(crate) const SOURCE: &str = include_str!("../../../kernels/low_latency.ptx");
+
 /// Threads of a block.
 pub(crate) const THREADS: u32 = 512;
 
@@ -42,7 +45,7 @@ pub(crate) const CALL: usize = 104;
 pub(crate) const CODE_AT: usize = 80;
 
 /// The kernel for operands apart, and for one operand or two in one range.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Kernels {
     pub(crate) apart: Arc<dyn Kernel>,
     pub(crate) within: Arc<dyn Kernel>,
@@ -166,8 +169,7 @@ fn kernel_code() -> KernelCode {
     };
     let apart = contract("low_latency", &[Param::read(1), Param::write(1)]);
     let within = contract("low_latency_within", &[Param::read_write(1)]);
-    let text = include_str!("../../../kernels/low_latency.ptx").to_owned();
-    let form = ForeignCode::Source { format: CodeFormat::Ptx, text };
+    let form = ForeignCode::Source { format: CodeFormat::Ptx, text: SOURCE.to_owned() };
     // SAFETY: the form has the parameters of the contracts, in order, and blocks of so many threads. It touches the parts
     // of `ranks` ranks, which the window holds (`Window::exchange`), the words of the host's page, and as much of the
     // operands as `plan` took from calls that were checked; `plan` is the only one that makes launches of it. What other

@@ -7,6 +7,7 @@ use super::{
     kernel::{CALL, CODE_AT, Call, MOVES, THREADS, code, factor},
     window::CHANNELS,
 };
+use crate::{Shape, dispatch::message_bytes};
 
 /// Bytes up to which a message has few channels, and how many those are.
 const SMALL: (u64, u32) = (64 << 10, 16);
@@ -25,13 +26,6 @@ pub(crate) struct Place {
     pub(crate) ranks: u32,
     /// Channels at most.
     pub(crate) channels: u32,
-}
-
-/// How a call is done.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
-pub(crate) struct Shape {
-    pub(crate) channels: u32,
-    pub(crate) two_shots: bool,
 }
 
 /// Operands of a launch.
@@ -100,11 +94,32 @@ impl Place {
         }
     }
 
+    /// The ways that are worth trying for such a call.
+    pub(crate) fn shapes(&self, op: CollectiveOp, bytes: u64) -> Vec<Shape> {
+        let channels = self.channels_for(bytes);
+        let most = self.most_channels(bytes);
+        let mut all = vec![channels, (channels / 2).max(1), (channels * 2).min(most)];
+        all.sort_unstable();
+        all.dedup();
+        let shots: &[bool] = if matches!(op, CollectiveOp::AllReduce(_)) && self.ranks > 2 {
+            &[false, true]
+        } else {
+            &[false]
+        };
+        let with = |channels: u32| shots.iter().map(move |&two_shots| Shape { channels, two_shots });
+        all.into_iter().flat_map(with).collect()
+    }
+
+    /// Small messages are to leave room for other work.
+    fn most_channels(&self, bytes: u64) -> u32 {
+        let most = if bytes <= SMALL.0 { SMALL.1 } else { CHANNELS };
+        most.min(self.channels).max(1)
+    }
+
     /// A block for as many lines as it has threads, within bounds.
     pub(crate) fn channels_for(&self, bytes: u64) -> u32 {
-        let most = if bytes <= SMALL.0 { SMALL.1 } else { CHANNELS };
         let wanted = bytes.div_ceil(8).div_ceil(u64::from(THREADS));
-        u32::try_from(wanted).unwrap_or(u32::MAX).clamp(1, most.min(self.channels).max(1))
+        u32::try_from(wanted).unwrap_or(u32::MAX).clamp(1, self.most_channels(bytes))
     }
 
     const fn own(&self) -> u32 {
@@ -127,13 +142,6 @@ impl Place {
             _ => (self.all(), self.all()),
         }
     }
-}
-
-/// Bytes that one rank gives another.
-pub(crate) fn message_bytes(call: &CollectiveCall<'_>, ranks: u32) -> u64 {
-    let sizes = [call.src(), call.dst()].into_iter().flatten().map(BufferView::size);
-    let least = sizes.min().unwrap_or_default();
-    if call.op() == CollectiveOp::AllToAll { least / u64::from(ranks) } else { least }
 }
 
 /// The steps of calls that begin together; `shape` says how one that all make is done.

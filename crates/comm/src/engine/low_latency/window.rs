@@ -4,8 +4,8 @@ use std::{os::fd::AsFd as _, sync::Arc, time::Duration};
 
 use warpweft_bootstrap::{Group, Rank};
 use warpweft_core_types::{
-    Buffer, BufferDesc, BufferView, CopyRegion, Deadline, Device, DeviceUuid, Op, QueueDesc, SemaphorePoint,
-    SharedMemory, Sharing, Submission, WaitError,
+    Buffer, BufferDesc, BufferView, CopyRegion, Deadline, Device, DeviceUuid, Op, QueueDesc, RangeError,
+    SemaphorePoint, SharedMemory, Sharing, Submission, WaitError,
 };
 
 use crate::CommError;
@@ -92,6 +92,25 @@ impl Window {
         Ok(Self { all: BufferView::whole(sharing.import_window(parts)?), host })
     }
 
+    /// The parts of ranks that are all on one device, each as one rank sees it.
+    #[cfg(feature = "__loopback")]
+    pub(crate) fn on_one_device(
+        device: &Arc<dyn Device>,
+        ranks: u32,
+        limit: Duration,
+        deadline: Deadline,
+    ) -> Result<Vec<Self>, CommError> {
+        let all = BufferView::whole(device.allocate(&BufferDesc::device(PART * u64::from(ranks)))?);
+        let of_rank = |rank: u64| {
+            let host = BufferView::whole(device.allocate(&BufferDesc::host_visible(4096))?);
+            let part = all.slice(rank * PART..(rank + 1) * PART);
+            let part = part.map_err(|error| CommError::Call(error.into()))?;
+            write_limit(device, &part, &host, limit, deadline)?;
+            Ok(Self { all: all.clone(), host })
+        };
+        (0..u64::from(ranks)).map(of_rank).collect()
+    }
+
     pub(crate) const fn all(&self) -> &BufferView {
         &self.all
     }
@@ -137,33 +156,33 @@ impl<'a> Own<'a> {
         let sharing = device.sharing().ok_or_else(missing)?;
         let part = sharing.allocate_shareable(PART)?;
         let host = BufferView::whole(device.allocate(&BufferDesc::host_visible(4096))?);
-        let own = Self { part, host, sharing };
-        own.write_limit(device, limit, deadline)?;
-        Ok(own)
+        write_limit(device, &BufferView::whole(Arc::clone(&part)), &host, limit, deadline)?;
+        Ok(Self { part, host, sharing })
     }
+}
 
-    /// By way of the host's words, which nobody uses yet.
-    fn write_limit(
-        &self,
-        device: &Arc<dyn Device>,
-        limit: Duration,
-        deadline: Deadline,
-    ) -> Result<(), CommError> {
-        let range = |error: warpweft_core_types::RangeError| CommError::Call(error.into());
-        let nanoseconds = u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX);
-        let window = self.host.slice(0..8).map_err(range)?;
-        window.write(&nanoseconds.to_ne_bytes()).map_err(range)?;
-        let place = BufferView::new(Arc::clone(&self.part), LIMIT_AT..LIMIT_AT + 8).map_err(range)?;
-        let written = SemaphorePoint::new(&device.create_semaphore(0)?, 1);
-        let queue = device.create_queue(&QueueDesc::default())?;
-        let ops = [Op::Copy(CopyRegion::new(&window, &place).map_err(range)?)];
-        queue.submit(&Submission { waits: &[], ops: &ops, signals: std::slice::from_ref(&written) })?;
-        written.wait(deadline).map_err(|error| match error {
-            WaitError::Failed(failure) => CommError::Failed(failure),
-            _ => CommError::Timeout { number: 0, op: "the making of a window".to_owned() },
-        })?;
-        window.write(&[0; 8]).map_err(range)
-    }
+/// Writes it into a part by way of the host's words, which nobody uses yet.
+fn write_limit(
+    device: &Arc<dyn Device>,
+    part: &BufferView,
+    host: &BufferView,
+    limit: Duration,
+    deadline: Deadline,
+) -> Result<(), CommError> {
+    let range = |error: RangeError| CommError::Call(error.into());
+    let nanoseconds = u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX);
+    let window = host.slice(0..8).map_err(range)?;
+    window.write(&nanoseconds.to_ne_bytes()).map_err(range)?;
+    let place = part.slice(LIMIT_AT..LIMIT_AT + 8).map_err(range)?;
+    let written = SemaphorePoint::new(&device.create_semaphore(0)?, 1);
+    let queue = device.create_queue(&QueueDesc::default())?;
+    let ops = [Op::Copy(CopyRegion::new(&window, &place).map_err(range)?)];
+    queue.submit(&Submission { waits: &[], ops: &ops, signals: std::slice::from_ref(&written) })?;
+    written.wait(deadline).map_err(|error| match error {
+        WaitError::Failed(failure) => CommError::Failed(failure),
+        _ => CommError::Timeout { number: 0, op: "the making of a window".to_owned() },
+    })?;
+    window.write(&[0; 8]).map_err(range)
 }
 
 /// Another rank's part.

@@ -56,7 +56,7 @@ impl Store {
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Rank {
-    call: usize,
+    call: u8,
     /// 0 before anything was given, then the shot that is being taken.
     shot: u8,
     /// Ranks whose message of this shot was taken.
@@ -137,7 +137,7 @@ impl World {
     }
 
     fn step(&self, state: &State, rank: usize) -> Option<State> {
-        let call = *self.calls.get(state.ranks[rank].call)?;
+        let call = *self.calls.get(usize::from(state.ranks[rank].call))?;
         let (receivers, senders) = self.parties(rank, call);
         let shots = if call == Call::TwoShots { 2 } else { 1 };
         let mut state = state.clone();
@@ -170,7 +170,7 @@ impl World {
     }
 
     fn give(&self, state: &mut State, rank: usize, receivers: &[usize], shot: u8) {
-        let call = u8::try_from(state.ranks[rank].call).unwrap();
+        let call = state.ranks[rank].call;
         for to in receivers {
             let number = state.ranks[rank].sent[*to] + shot;
             let word = Word { number, call, shot };
@@ -190,7 +190,7 @@ impl World {
             (0..self.words).map(|index| state.words[self.place(from, rank, number, index)]).collect();
         let has_arrived = words.iter().all(|word| word.number == number);
         if has_arrived {
-            let expected = Word { number, call: u8::try_from(own.call).unwrap(), shot: own.shot };
+            let expected = Word { number, call: own.call, shot: own.shot };
             assert!(words.iter().all(|word| *word == expected), "{words:?} is not {expected:?}");
         }
         has_arrived
@@ -214,7 +214,7 @@ impl World {
         seen.insert(self.start());
         while let Some(state) = open.pop() {
             let next = self.next(&state);
-            let is_done = state.ranks.iter().all(|rank| rank.call == self.calls.len());
+            let is_done = state.ranks.iter().all(|rank| usize::from(rank.call) == self.calls.len());
             assert!(!next.is_empty() || is_done, "nobody can go on: {state:?}");
             open.extend(next.into_iter().filter(|state| seen.insert(state.clone())));
         }

@@ -205,6 +205,8 @@ struct Channel {
         if (++spins % 64 != 0)
             return false;
         unsigned cause = cause_to_end(part(call.rank), host, patience);
+        if (cause == BY_PEER)
+            peer = load_word(part(call.rank) + ABORT) - 1;
         if (cause != 0)
             end(cause, peer, number);
         return cause != 0;

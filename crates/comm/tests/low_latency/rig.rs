@@ -1,12 +1,19 @@
 //! Ranks, each with a device of a driver that is made of host threads.
 
-use std::{sync::Arc, thread, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
+    thread,
+    time::Duration,
+};
 
 use warpweft_bootstrap::{Group, JoinConfig, Meeting, Rank, Rendezvous};
 use warpweft_comm::{CommConfig, Communicator, EngineKind};
 use warpweft_core_types::{
-    Backend as _, BufferDesc, BufferView, DType, Device, Features, GraphNode, PreparedGraph, Queue,
-    QueueDesc, ReduceOp,
+    Backend as _, BufferDesc, BufferView, CodeFormat, DType, Device, Features, ForeignCode, GraphNode,
+    KernelCode, KernelContract, Param, PreparedGraph, Queue, QueueDesc, ReduceOp,
 };
 use warpweft_cuda::{CudaBackend, CudaConfig};
 use warpweft_stand_in_cuda::StandIn;
@@ -22,6 +29,22 @@ pub(crate) struct Place {
 
 pub(crate) fn config() -> CommConfig {
     CommConfig { engine: Some(EngineKind::LowLatency), ..CommConfig::default() }
+}
+
+/// A kernel that stays and counts, which the stand-in has by its name, in code that was not loaded before.
+#[expect(unsafe_code, reason = "asserts what foreign code does")]
+pub(crate) fn counter() -> KernelCode {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    // Relaxed: nothing but the number is shared.
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    let text = format!(
+        "// {number}\n.version 8.0\n.target sm_70\n.address_size 64\n\
+         .visible .entry counter(.param .align 8 .b8 s[56], .param .u64 a)\n{{ ret; }}\n"
+    );
+    let code = ForeignCode::Source { format: CodeFormat::Ptx, text };
+    let contract = KernelContract::new("counter", [Param::read_write(4)]).resident();
+    // SAFETY: the stand-in runs a function of its own for this entry, which looks every access up.
+    unsafe { KernelCode::new().with_foreign([contract], code) }
 }
 
 /// Devices that a driver of its own has.

@@ -4,9 +4,9 @@
 use std::time::Duration;
 
 use warpweft_comm::CommConfig;
-use warpweft_core_types::{BufferView, DType, ErrorClass, ReduceOp};
+use warpweft_core_types::{Arg, BufferView, DType, Deadline, ErrorClass, Launch, ReduceOp, ResidentDesc};
 
-use crate::rig::{PATIENCE, Place, config, ranks, read};
+use crate::rig::{PATIENCE, Place, config, counter, ranks, read};
 
 /// Who leaves ends the calls that others have still to make.
 fn part(place: &Place) {
@@ -160,6 +160,33 @@ fn who_gives_waits_for_who_takes() {
         place.comm.queue_barrier(&place.queue).unwrap().wait(PATIENCE).unwrap();
         let found: Vec<u32> = words.iter().flat_map(read).collect();
         assert_eq!(found, (0..CALLS).collect::<Vec<_>>());
+        part(&place);
+    });
+}
+
+/// Code is loaded while sums wait for each other, beside residents that are told to hurry.
+#[test]
+fn sums_go_on_beside_residents_and_calls_that_wait_for_them() {
+    ranks(2, &config(), |place| {
+        let kernel = place.device.load(&counter()).unwrap().kernel("counter").unwrap();
+        let count = place.numbers(&[0]);
+        let args = [Arg::Buffer(&count)];
+        let desc = ResidentDesc::new(Launch::new(&kernel, [1, 1, 1], &args).unwrap());
+        let resident = place.device.residents().unwrap().launch(&desc).unwrap();
+        let sum = place.numbers(&[1; 100]);
+        for _ in 0..10 {
+            place
+                .comm
+                .all_reduce_in_place(ReduceOp::Sum, DType::U32, &sum)
+                .unwrap()
+                .on(&place.queue)
+                .unwrap();
+            place.device.load(&counter()).unwrap();
+        }
+        place.comm.queue_barrier(&place.queue).unwrap().wait(PATIENCE).unwrap();
+        assert_eq!(read(&sum), [1 << 10; 100]);
+        resident.stop(Deadline::within(PATIENCE)).unwrap();
+        assert!(read(&count)[0] > 0);
         part(&place);
     });
 }

@@ -8,16 +8,16 @@ use std::{
     thread,
 };
 
-use anyhow::{Result, anyhow, ensure};
+use anyhow::{Context as _, Result, anyhow, ensure};
 use warpweft_bootstrap::{Group, JoinConfig, Meeting, Rank, Rendezvous};
 use warpweft_comm::{CommConfig, Communicator, EngineKind};
 use warpweft_core_types::{
-    Arg, BufferDesc, BufferView, DType, FillRegion, GraphNode, Launch, Op, PreparedGraph, Queue, ReduceOp,
-    Submission,
+    Arg, BufferDesc, BufferView, DType, Deadline, FillRegion, GraphNode, Launch, Op, PreparedGraph, Queue,
+    ReduceOp, ResidentDesc, Submission,
 };
 
 use crate::{
-    kernels,
+    kernels::{self, BEAT_WORKGROUPS, GAPS_BYTES},
     rig::{Bench, LIMIT, Rig},
 };
 
@@ -123,6 +123,38 @@ pub(super) fn beside_others(rig: &Rig) -> Result<()> {
             let others = others.join().map_err(|_| anyhow!("what goes on beside panicked"))?;
             sums.and(others)
         })
+    })?;
+    Ok(())
+}
+
+/// Eight workgroups that stay, with code that a GPU alone runs.
+pub(super) fn beside_residents(rig: &Rig) -> Result<()> {
+    each(rig, EngineKind::LowLatency, |place| {
+        let bench = place.bench;
+        let kernel = bench.device.load(&kernels::code(kernels::contracts()))?.kernel("beat")?;
+        let turns = bench.allocate(BufferDesc::device(8 * u64::from(BEAT_WORKGROUPS)))?;
+        let shown = bench.allocate(BufferDesc::host_visible(8))?;
+        let gaps = bench.allocate(BufferDesc::device(GAPS_BYTES))?;
+        let args = [Arg::Buffer(&turns), Arg::Buffer(&shown), Arg::Buffer(&gaps)];
+        let family = bench.device.residents().context("residents")?;
+        let resident = family.launch(&ResidentDesc::new(Launch::new(&kernel, [8, 1, 1], &args)?))?;
+        for count in [1, 5000, 500_000] {
+            let view = bench.uploaded(&1_u32.to_le_bytes().repeat(count))?;
+            for _ in 0..100 {
+                place.comm.all_reduce_in_place(ReduceOp::Max, DType::U32, &view)?.on(&place.queue)?;
+            }
+            place
+                .comm
+                .all_reduce_in_place(ReduceOp::Sum, DType::U32, &view)?
+                .on(&place.queue)?
+                .wait(LIMIT)?;
+            let found = bench.read(&view)?;
+            ensure!(
+                found == place.comm.world_size().to_le_bytes().repeat(count),
+                "a sum of {count} is wrong"
+            );
+        }
+        Ok(resident.stop(Deadline::within(LIMIT))?)
     })?;
     Ok(())
 }

@@ -18,6 +18,7 @@ const CHECKS: &[Check<Rig>] = &[
     ("a rank that never comes is waited for as long as said", loopback::missing_rank),
     ("an end reaches launches that wait", loopback::ended),
     ("2,000 calls between GPUs give what was given, each time", across::litmus),
+    ("residents run while sums go on", across::beside_residents),
     ("code is loaded and graphs are prepared and replayed while sums go on", across::beside_others),
 ];
 

@@ -84,7 +84,11 @@ fn contenders(kind: Kind, args: &PerfCollective, place: &Place) -> anyhow::Resul
             Ok(comm) => {
                 let queue = place.device.create_queue(&QueueDesc::default())?;
                 let bench = Bench { kind, args, place, contenders: &[], tuned: None };
-                bench.if_it_has_graphs(Contender { kind: engine, comm, queue })?
+                let contender = Contender { kind: engine, comm, queue };
+                let replays = bench.replays_calls_of(&contender)?;
+                // Who drops a communicator has left it, which others would be told in place of what they ask.
+                place.control.barrier("engines of a measurement", place.timeout)?;
+                replays.map(|()| contender)
             }
             Err(error) => Err(error),
         };
@@ -146,14 +150,13 @@ impl Bench<'_> {
         }))
     }
 
-    /// The same, or why it cannot replay its calls, if that is asked for.
-    fn if_it_has_graphs(&self, contender: Contender) -> anyhow::Result<Result<Contender, CommError>> {
+    /// Why it cannot replay an engine's calls, if that is asked for.
+    fn replays_calls_of(&self, contender: &Contender) -> anyhow::Result<Result<(), CommError>> {
         if self.args.graph == 0 {
-            return Ok(Ok(contender));
+            return Ok(Ok(()));
         }
         let operands = self.operands(self.unit())?;
-        let nodes = self.calls(&contender, &operands)?.nodes().map(|_| ());
-        Ok(nodes.map(|()| contender))
+        Ok(self.calls(contender, &operands)?.nodes().map(drop))
     }
 
     /// The smallest size, of which every rank has an element.

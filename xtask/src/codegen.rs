@@ -1,7 +1,8 @@
 //! `codegen`: the CUDA C of the workspace, compiled to PTX that is checked in beside it.
 //!
 //! A `kernels/name.cu` of any crate has its `kernels/name.ptx`, which drivers from CUDA 12.0 on take and which
-//! needs no compiler where it runs. The first lines of the PTX say which source it was made from, so that a
+//! needs no compiler where it runs. What kernels have in common is in `kernels/name.cuh` beside them, which they include
+//! by that name. The first lines of the PTX say which source it was made from, so that a
 //! stale file is found on machines that have no compiler either.
 
 use std::collections::BTreeSet;
@@ -43,6 +44,7 @@ pub(crate) struct Options {
 #[derive(Debug)]
 struct Kernels {
     source: PathBuf,
+    /// With the files beside it that it includes.
     text: String,
     /// Of the source and what it includes.
     digest: u64,
@@ -56,6 +58,8 @@ struct Tools {
     ptxas: PathBuf,
     /// Where trials are written.
     scratch: PathBuf,
+    /// Where sources are put together.
+    source: PathBuf,
 }
 
 /// What a kernel needs on one architecture, in the assembler's words.
@@ -106,7 +110,7 @@ fn compile_everything(tools: &Tools) -> Result<()> {
             differing_entries(&kernels.text, &kernels.checked_in()).map(|e| format!("{source}: {e}")),
         );
         for target in TARGETS {
-            compile(&tools.nvrtc_13, target, &kernels.source, &tools.scratch)?;
+            kernels.compile(tools, &tools.nvrtc_13, target)?;
             let assemble =
                 Cmd::program(&tools.ptxas).args(["-v", "-arch", target, "-o"]).path(&tools.scratch);
             for usage in usages(&assemble.path(&ptx).all_output()?) {
@@ -124,12 +128,6 @@ fn compile_everything(tools: &Tools) -> Result<()> {
     Ok(())
 }
 
-/// Compiles a file for one architecture: PTX for `compute_..`, a CUBIN for `sm_..`.
-fn compile(nvrtc: &Path, arch: &str, source: &Path, to: &Path) -> Result<()> {
-    let program = Cmd::new("cargo run --quiet --locked -p warpweft-cuda --example compile -- --arch");
-    program.arg(arch).arg("--nvrtc").path(nvrtc).path(source).arg("-o").path(to).run()
-}
-
 impl Tools {
     fn find(workspace: &Workspace) -> Result<Self, &'static Wheel> {
         let found = |wheel: &'static Wheel| wheel.find(workspace).ok_or(wheel);
@@ -138,6 +136,7 @@ impl Tools {
             nvrtc_13: found(&NVRTC_13)?,
             ptxas: found(&PTXAS)?,
             scratch: workspace.target.join("kernel.out"),
+            source: workspace.target.join("kernel.cu"),
         })
     }
 }
@@ -145,7 +144,7 @@ impl Tools {
 impl Kernels {
     fn read(source: PathBuf) -> Result<Self> {
         let read = |path: &Path| fs::read_to_string(path).with_context(|| path.display().to_string());
-        let text = read(&source)?;
+        let text = with_neighbours(&source, &read(&source)?)?;
         let header = if text.contains(INCLUDE) { read(Path::new(HEADER))? } else { String::new() };
         let digest = fnv1a(text.bytes().chain(header.bytes()));
         Ok(Self { source, text, digest })
@@ -169,14 +168,40 @@ impl Kernels {
         (made_from != format!("{:016x}", self.digest)).then(|| format!("{ptx} was made from another source"))
     }
 
+    /// Compiles it for one architecture: PTX for `compute_..`, a CUBIN for `sm_..`.
+    fn compile(&self, tools: &Tools, nvrtc: &Path, arch: &str) -> Result<()> {
+        fs::write(&tools.source, &self.text).with_context(|| tools.source.display().to_string())?;
+        let program = Cmd::new("cargo run --quiet --locked -p warpweft-cuda --example compile -- --arch");
+        let program = program.arg(arch).arg("--nvrtc").path(nvrtc).path(&tools.source);
+        program.arg("-o").path(&tools.scratch).run().with_context(|| self.source.display().to_string())
+    }
+
     /// What has to be checked in.
     fn made_ptx(&self, tools: &Tools) -> Result<String> {
-        compile(&tools.nvrtc_12, PTX_TARGET, &self.source, &tools.scratch)?;
+        self.compile(tools, &tools.nvrtc_12, PTX_TARGET)?;
         let made = fs::read_to_string(&tools.scratch).context("what the compiler wrote")?;
         let name = self.source.file_name().unwrap_or_default().display();
         let head = format!("// Made from {name} by `cargo xtask codegen`: change that file instead.\n");
         Ok(format!("{head}{DIGEST}{:016x}\n{}", self.digest, without_trimmings(&made)))
     }
+}
+
+/// A source with the files in its folder that it includes: `#include "name.cuh"`.
+fn with_neighbours(source: &Path, text: &str) -> Result<String> {
+    let mut whole = String::new();
+    for line in text.lines() {
+        match line.strip_prefix("#include \"").and_then(|rest| rest.strip_suffix('"')) {
+            Some(name) => {
+                let path = source.with_file_name(name);
+                whole += &fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+            }
+            None => {
+                whole += line;
+                whole.push('\n');
+            }
+        }
+    }
+    Ok(whole)
 }
 
 /// Every `kernels/*.cu` below `folder`, in order.

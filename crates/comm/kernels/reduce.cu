@@ -2,8 +2,7 @@
 // place for the result, which is as long. A word holds one element of 32 bits, two of 16 or four of 8; elements of 64 bits
 // take two. Ranks are taken in order, and small floats are rounded once, so the result is the same on every device.
 
-enum Type { F32, F16, BF16, I64, U64, I32, U32, I16, U16, I8, U8, BOOL };
-enum Reduction { SUM, PROD, MIN, MAX, AVG, AND, OR, XOR };
+#include "elements.cuh"
 
 struct Inputs {
     const unsigned *words;
@@ -14,61 +13,6 @@ struct Inputs {
         return words[(unsigned long long)(rank + 1) * stride + word];
     }
 };
-
-static __device__ bool is_nan(float value) {
-    return (__float_as_uint(value) & 0x7fffffffu) > 0x7f800000u;
-}
-
-static __device__ float from_f16(unsigned half) {
-    unsigned sign = (half & 0x8000u) << 16, exponent = (half >> 10) & 31, fraction = half & 1023;
-    if (exponent == 0)
-        return __uint_as_float(sign | __float_as_uint((float)fraction * __uint_as_float(0x33800000u)));
-    if (exponent == 31)
-        return __uint_as_float(sign | 0x7f800000u | (fraction << 13));
-    return __uint_as_float(sign | ((exponent + 112) << 23) | (fraction << 13));
-}
-
-static __device__ unsigned to_f16(float value) {
-    unsigned bits = __float_as_uint(value), sign = (bits >> 16) & 0x8000u, size = bits & 0x7fffffffu;
-    if (size > 0x7f800000u)
-        return sign | 0x7e00u;
-    // From here on it rounds to infinity.
-    if (size >= 0x477ff000u)
-        return sign | 0x7c00u;
-    // Below the least normal number, adding a half leaves as many bits as there are.
-    if (size < 0x38800000u)
-        return sign | (__float_as_uint(__uint_as_float(size) + 0.5f) - 0x3f000000u);
-    return sign | (((size + 0xfff + ((size >> 13) & 1)) >> 13) - 0x1c000u);
-}
-
-static __device__ unsigned to_bf16(float value) {
-    unsigned bits = __float_as_uint(value);
-    if (is_nan(value))
-        return ((bits >> 16) & 0x8000u) | 0x7fc0u;
-    return (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-}
-
-static __device__ float of_floats(unsigned op, float a, float b) {
-    switch (op) {
-    case PROD: return a * b;
-    // A number counts more than none, and of equal ones the first.
-    case MIN: return is_nan(b) ? a : is_nan(a) || b < a ? b : a;
-    case MAX: return is_nan(b) ? a : is_nan(a) || b > a ? b : a;
-    default: return a + b;
-    }
-}
-
-template <typename T> static __device__ T of_integers(unsigned op, T a, T b) {
-    switch (op) {
-    case PROD: return (T)((unsigned)a * (unsigned)b);
-    case MIN: return a < b ? a : b;
-    case MAX: return a > b ? a : b;
-    case AND: return a & b;
-    case OR: return a | b;
-    case XOR: return a ^ b;
-    default: return (T)((unsigned)a + (unsigned)b);
-    }
-}
 
 static __device__ float float_at(unsigned type, unsigned word, unsigned shift) {
     switch (type) {

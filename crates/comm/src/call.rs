@@ -170,12 +170,17 @@ impl Enqueued {
         if let Some(inner) = self.inner() {
             inner.look();
         }
-        outcome
+        outcome.and_then(|()| self.outcome())
     }
 
     /// The communicator, if there still is one.
     fn inner(&self) -> Option<Arc<Inner>> {
         self.shared.inner.upgrade()
+    }
+
+    /// What has become of the call, which is over.
+    pub(crate) fn outcome(&self) -> Result<(), CommError> {
+        self.inner().map_or(Ok(()), |inner| inner.outcome())
     }
 
     fn queue(&self) -> QueueId {

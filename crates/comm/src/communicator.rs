@@ -10,7 +10,7 @@ use warpweft_core_types::{
 };
 
 use crate::{
-    Call, Calls, CommConfig, CommError, CommunicatorId, EngineKind, Enqueued, FlightRecord,
+    Call, Calls, CommConfig, CommError, CommunicatorId, EngineKind, Enqueued, FlightRecord, Measured,
     inner::{Inner, failed},
     keeper::Keeper,
     split,
@@ -105,13 +105,31 @@ impl Communicator {
         self.inner.engines().map(|engine| engine.kind())
     }
 
-    /// The engine that does this, the same on all ranks.
+    /// The engine that does this where nothing else was measured, the same on all ranks.
     ///
     /// # Errors
     ///
     /// [`CommError::Unsupported`].
     pub fn engine_for(&self, op: CollectiveOp, dtype: DType) -> Result<EngineKind, CommError> {
         self.inner.pick([(op, dtype)].into_iter()).map(|engine| engine.kind())
+    }
+
+    /// What was measured of engines when it was made, see [`CommConfig::tuning`]: the same on all ranks, and nothing if it
+    /// was not asked for.
+    pub fn measured(&self) -> &[Measured] {
+        self.inner.dispatch().measured()
+    }
+
+    /// What is known of calls of so many bytes from rank to rank, `captured` where they are nodes of graphs; nothing where
+    /// [`Self::engine_for`] takes them.
+    pub fn measured_for(
+        &self,
+        op: CollectiveOp,
+        dtype: DType,
+        bytes: u64,
+        captured: bool,
+    ) -> Option<&Measured> {
+        self.inner.dispatch().find(op, dtype, bytes, captured).map(|(measured, _)| measured)
     }
 
     /// A call of any kind; the other methods are this with names.

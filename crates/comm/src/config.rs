@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{EngineKind, FlightConfig};
+use crate::{EngineKind, FlightConfig, TuningConfig};
 
-/// How a communicator is to be. All ranks say the same, but for [`Self::flight`].
+/// How a communicator is to be. All ranks say the same, but for [`Self::flight`] and the folder of [`Self::tuning`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CommConfig {
     /// The engine to use and no other; the best for each call if none is named. A rank that is alone copies, whatever is
@@ -20,6 +20,9 @@ pub struct CommConfig {
     pub validate: bool,
     /// Multiprocessors that collectives may take on each device; as many as the engine likes if nothing is said.
     pub multiprocessors: Option<u32>,
+    /// Measure which engine is the best for which calls, where several serve, when the communicator is made. If not, the
+    /// first of [`EngineKind::ALL`] that does a call does it, and [`EngineKind::LowLatency`] only where it is named.
+    pub tuning: Option<TuningConfig>,
     /// What is remembered of calls.
     pub flight: FlightConfig,
 }
@@ -31,6 +34,7 @@ impl Default for CommConfig {
             timeout: Duration::from_secs(300),
             validate: false,
             multiprocessors: None,
+            tuning: None,
             flight: FlightConfig::default(),
         }
     }
@@ -43,6 +47,8 @@ pub(crate) struct Agreed {
     timeout: Duration,
     validate: bool,
     multiprocessors: Option<u32>,
+    /// How long engines are measured.
+    tuning: Option<Duration>,
 }
 
 impl From<&CommConfig> for Agreed {
@@ -52,11 +58,17 @@ impl From<&CommConfig> for Agreed {
             timeout: config.timeout,
             validate: config.validate,
             multiprocessors: config.multiprocessors,
+            tuning: config.tuning.as_ref().map(|tuning| tuning.budget),
         }
     }
 }
 
 impl Agreed {
+    /// Whether engines that are fast for some calls only are measured.
+    pub(crate) const fn is_tuned(&self) -> bool {
+        self.tuning.is_some()
+    }
+
     pub(crate) const fn engine(&self) -> Option<EngineKind> {
         self.engine
     }

@@ -9,9 +9,11 @@ use warpweft_core_types::{
     Registration, RegistrationKind, SemaphorePoint, Submission,
 };
 
-use crate::{CommError, persistent::Work};
+use crate::{CommError, Shape, persistent::Work};
 
 pub(crate) mod host;
+#[cfg(unix)]
+pub(crate) mod low_latency;
 pub(crate) mod native;
 pub(crate) mod planned;
 pub(crate) mod solo;
@@ -30,11 +32,15 @@ pub enum EngineKind {
     Host,
     /// Copies by the best route and kernels that reduce, for any mixture of devices of one process.
     Planned,
+    /// Kernels that store straight into the other ranks' memory, for few bytes on devices of one host that reach each
+    /// other. Which calls it takes is measured, where [`CommConfig::tuning`](crate::CommConfig::tuning) says so, and no
+    /// others; all of them where it is the one that was named.
+    LowLatency,
 }
 
 impl EngineKind {
     /// All of them, in the order in which they are asked.
-    pub const ALL: [Self; 4] = [Self::Solo, Self::Native, Self::Host, Self::Planned];
+    pub const ALL: [Self; 5] = [Self::Solo, Self::Native, Self::Host, Self::Planned, Self::LowLatency];
 
     /// Its name, as programs write it.
     pub const fn name(self) -> &'static str {
@@ -43,6 +49,7 @@ impl EngineKind {
             Self::Native => "native",
             Self::Host => "host",
             Self::Planned => "planned",
+            Self::LowLatency => "low_latency",
         }
     }
 }
@@ -100,6 +107,16 @@ pub(crate) trait Engine: fmt::Debug + Send + Sync {
         Ok(Work::Ops(owned))
     }
 
+    /// The ways in which it can do calls of so many bytes from rank to rank, if there are several worth trying.
+    fn shapes(&self, _op: CollectiveOp, _bytes: u64) -> Vec<Shape> {
+        Vec::new()
+    }
+
+    /// The same engine, which does every call in this way; none if it has no such way.
+    fn in_shape(self: Arc<Self>, _shape: Shape) -> Option<Arc<dyn Engine>> {
+        None
+    }
+
     /// How many calls that all ranks make a node of a graph has.
     fn calls_in(&self, _node: &OwnedOp) -> usize {
         0
@@ -118,6 +135,11 @@ pub(crate) trait Engine: fmt::Debug + Send + Sync {
 
     /// An error that came by itself.
     fn check(&self) -> Result<(), CollectiveError>;
+
+    /// Why a device ended calls without having done them, if it has: queues tell nothing of that.
+    fn given_up(&self) -> Option<Arc<Failure>> {
+        None
+    }
 
     /// Ends what is under way: it fails with this.
     fn abort(&self, failure: &Arc<Failure>, deadline: Deadline);

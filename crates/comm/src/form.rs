@@ -8,6 +8,8 @@ use warpweft_core_types::{
     CollectiveError, Deadline, Device, DeviceKind, DeviceUuid, NativeCommunicatorDesc, NativeId,
 };
 
+#[cfg(unix)]
+use crate::engine::low_latency::{LowLatencyEngine, SOURCE};
 use crate::{
     CommConfig, CommError, EngineKind,
     config::Agreed,
@@ -20,6 +22,12 @@ use crate::{
     },
 };
 
+#[cfg(not(unix))]
+const SOURCE: &str = "";
+
+/// Ranks whose devices reach each other by kernels of our own at most, as many as those have bits for.
+pub(crate) const MOST_RANKS: u32 = 16;
+
 /// The backend of devices that are processor cores of the host.
 const HOST: &str = "host";
 
@@ -31,6 +39,11 @@ struct Facts {
     is_cpu: bool,
     /// The library of its own collectives, or why it has none.
     native: Result<String, String>,
+    /// Why it has no kernels that reach other devices, if so.
+    low_latency: Result<(), String>,
+    /// The version of the driver, and what the device is linked to: what was measured holds for that.
+    driver: String,
+    links: String,
     agreed: Agreed,
     /// A number that was drawn; that of rank 0 tells communicators apart.
     mark: u32,
@@ -50,20 +63,64 @@ impl Facts {
             uuid: *info.id.uuid.as_bytes(),
             is_cpu: info.kind == DeviceKind::Cpu,
             native,
+            low_latency: refuses_low_latency(device),
+            driver: info.driver.clone(),
+            links: links_of(device),
             agreed: config.into(),
             mark,
         }
     }
 }
 
-/// A number that rank 0 has drawn, and the engines that serve all ranks, the one to be asked first in front; the same on
-/// all ranks.
+#[cfg(unix)]
+fn refuses_low_latency(device: &dyn Device) -> Result<(), String> {
+    LowLatencyEngine::refuses(device)
+}
+
+#[cfg(not(unix))]
+fn refuses_low_latency(device: &dyn Device) -> Result<(), String> {
+    Err(format!("{} has no descriptors of memory on this system", device.info().id))
+}
+
+/// The links of a device, in the words that do not change from one run to the next.
+fn links_of(device: &dyn Device) -> String {
+    let facts = device.links().map(|links| links.facts()).unwrap_or_default();
+    let mut links: Vec<String> = facts
+        .iter()
+        .map(|fact| format!("{:?} {:?} {} {}", fact.from, fact.to, fact.class, fact.link_count))
+        .collect();
+    links.sort();
+    links.join(", ")
+}
+
+/// What the ranks of a communicator have found out.
+pub(crate) struct Formed {
+    /// A number that rank 0 has drawn.
+    pub(crate) mark: u32,
+    /// The engines that serve all ranks, the one to be asked first in front; the same on all ranks.
+    pub(crate) engines: Vec<Arc<dyn Engine>>,
+    /// All that decides how fast they are.
+    pub(crate) key: String,
+}
+
+fn key_of(facts: &[Facts]) -> String {
+    let ranks = facts.iter().map(|facts| {
+        let Facts { backend, uuid, native, driver, links, .. } = facts;
+        let uuid = DeviceUuid::from_bytes(*uuid);
+        format!("{backend} {uuid}, driver {driver}, library {native:?}, links {links}\n")
+    });
+    let version = env!("CARGO_PKG_VERSION");
+    let own = format!("version {version}, {:?}, kernels {:?}\n", facts[0].agreed, SOURCE.lines().nth(1));
+    ranks.chain([own]).collect()
+}
+
+/// Finds out what serves all ranks.
 pub(crate) fn engines(
     group: &Arc<Group>,
     device: &Arc<dyn Device>,
     config: &CommConfig,
     deadline: Deadline,
-) -> Result<(u32, Vec<Arc<dyn Engine>>), CommError> {
+) -> Result<Formed, CommError> {
     let mark = u32::from_ne_bytes(random()?);
     let own = Facts::of(device.as_ref(), group.size(), config, mark);
     let facts = exchange(group, &own, deadline)?;
@@ -75,14 +132,23 @@ pub(crate) fn engines(
             EngineKind::Native => native(group, device, config, deadline),
             EngineKind::Host => host(group, device, config, deadline),
             EngineKind::Planned => planned(group, device, deadline),
+            EngineKind::LowLatency => low_latency(group, device, config, deadline),
         };
         // All have it or none.
         let made = engine.as_ref().map(|_| ()).map_err(ToString::to_string);
         let confirmed = group.confirm(kind.name(), made.as_ref().copied().map_err(String::as_str), deadline);
+        if kind == EngineKind::LowLatency
+            && config.engine != Some(kind)
+            && let Err(error) = &confirmed
+        {
+            // Nobody named it, and the others serve.
+            tracing::info!(%error, "an engine is left out");
+            continue;
+        }
         engines.push(engine?);
         confirmed?;
     }
-    Ok((facts[0].mark, engines))
+    Ok(Formed { mark: facts[0].mark, engines, key: key_of(&facts) })
 }
 
 /// What nobody else draws.
@@ -109,7 +175,7 @@ fn check(group: &Group, facts: &[Facts]) -> Result<(), CommError> {
         if other.agreed != facts[0].agreed {
             return Err(CommError::Disagreement {
                 ranks: [0, rank],
-                what: "engine, timeout, validation or limits",
+                what: "engine, timeout, validation, limits or tuning",
             });
         }
     }
@@ -181,6 +247,7 @@ fn serves(kind: EngineKind, group: &Group, facts: &[Facts]) -> Result<(), String
                 None => Ok(()),
             }
         }
+        EngineKind::LowLatency => serves_low_latency(group, facts),
         EngineKind::Planned if facts.len() == 1 => Err("one rank needs no plan".to_owned()),
         EngineKind::Planned => {
             let (members, own) =
@@ -191,6 +258,55 @@ fn serves(kind: EngineKind, group: &Group, facts: &[Facts]) -> Result<(), String
             }
         }
     }
+}
+
+/// It is for those who name it or have it measured.
+fn serves_low_latency(group: &Group, facts: &[Facts]) -> Result<(), String> {
+    if facts[0].agreed.engine() != Some(EngineKind::LowLatency) && !facts[0].agreed.is_tuned() {
+        return Err("it is neither named nor measured".to_owned());
+    }
+    if !(2..=MOST_RANKS as usize).contains(&facts.len()) {
+        return Err(format!("there are {} ranks, and 2 to {MOST_RANKS} fit", facts.len()));
+    }
+    if let Some((rank, reason)) =
+        (0_u32..).zip(facts).find_map(|(rank, facts)| Some((rank, facts.low_latency.as_ref().err()?)))
+    {
+        return Err(format!("rank {rank}: {reason}"));
+    }
+    if let Some(rank) = facts.iter().position(|other| other.backend != facts[0].backend) {
+        return Err(format!(
+            "rank {rank} has a {} device, and rank 0 a {}",
+            facts[rank].backend, facts[0].backend
+        ));
+    }
+    let members = group.members();
+    match members.iter().find(|member| !member.shares_host(&members[0])) {
+        Some(member) => Err(format!("rank {} is on another host", member.rank)),
+        None => Ok(()),
+    }
+}
+
+#[cfg(unix)]
+fn low_latency(
+    group: &Group,
+    device: &Arc<dyn Device>,
+    config: &CommConfig,
+    deadline: Deadline,
+) -> Result<Arc<dyn Engine>, CommError> {
+    // Early enough for the others to be told why.
+    let deadline = Deadline::within(deadline.remaining().mul_f64(0.8));
+    Ok(Arc::new(LowLatencyEngine::new(group, device, config, deadline)?))
+}
+
+#[cfg(not(unix))]
+fn low_latency(
+    _group: &Group,
+    device: &Arc<dyn Device>,
+    _config: &CommConfig,
+    _deadline: Deadline,
+) -> Result<Arc<dyn Engine>, CommError> {
+    let reason = refuses_low_latency(device.as_ref()).err().unwrap_or_default();
+    Err(CommError::NoEngine { reason })
 }
 
 fn host(

@@ -46,14 +46,14 @@ impl Future for CallFuture {
         loop {
             match &mut this.stage {
                 Stage::Unmarked => match this.call.point_now() {
-                    Some(Ok(None)) => return Poll::Ready(Ok(())),
+                    Some(Ok(None)) => return Poll::Ready(this.call.outcome()),
                     Some(Ok(Some(point))) => this.stage = Stage::Marked(point.into_future()),
                     Some(Err(error)) if !is_full(&error) => this.stage = Stage::Failed(error),
                     _ => return this.call.look_later(cx.waker()),
                 },
                 Stage::Marked(reached) => match Pin::new(reached).poll(cx) {
                     Poll::Pending => return Poll::Pending,
-                    Poll::Ready(Ok(())) => return Poll::Ready(Ok(())),
+                    Poll::Ready(Ok(())) => return Poll::Ready(this.call.outcome()),
                     Poll::Ready(Err(failure)) => this.stage = Stage::Failed(CommError::Failed(failure)),
                 },
                 Stage::Failed(error) => {

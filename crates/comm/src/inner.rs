@@ -16,9 +16,10 @@ use warpweft_core_types::{
 
 use crate::{
     CommConfig, CommError, FlightRecord,
+    dispatch::{self, Dispatch, Scene},
     engine::Engine,
     flight::{Called, CommunicatorId, Flight, Signature},
-    form,
+    form::{self, Formed},
     keeper::Bell,
     lines::Lines,
     lock::{lock_by, try_lock},
@@ -37,6 +38,7 @@ pub(crate) struct Inner {
     group: Arc<Group>,
     device: Arc<dyn Device>,
     engines: Vec<Arc<dyn Engine>>,
+    dispatch: Dispatch,
     config: CommConfig,
     flight: Flight,
     pub(crate) shared: Arc<Shared>,
@@ -110,11 +112,17 @@ impl Inner {
         origin: String,
         deadline: Deadline,
     ) -> Result<Arc<Self>, CommError> {
-        let (mark, engines) = form::engines(&group, device, config, deadline)?;
+        let Formed { mark, engines, key } = form::engines(&group, device, config, deadline)?;
+        let scene = Scene { group: &group, device, engines: &engines, key, deadline };
+        let dispatch = match &config.tuning {
+            Some(tuning) if group.size() > 1 => dispatch::table(&scene, tuning)?,
+            _ => Dispatch::default(),
+        };
         Ok(Arc::new_cyclic(|inner| Self {
             id: CommunicatorId { run: group.run().to_string(), epoch: group.epoch(), mark },
             origin,
             engines,
+            dispatch,
             group,
             device: Arc::clone(device),
             config: config.clone(),
@@ -148,6 +156,10 @@ impl Inner {
 
     pub(crate) fn engines(&self) -> impl Iterator<Item = &dyn Engine> {
         self.engines.iter().map(AsRef::as_ref)
+    }
+
+    pub(crate) const fn dispatch(&self) -> &Dispatch {
+        &self.dispatch
     }
 
     pub(crate) fn failure(&self) -> Option<Arc<Failure>> {

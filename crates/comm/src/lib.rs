@@ -62,6 +62,7 @@
 mod call;
 mod communicator;
 mod config;
+mod dispatch;
 mod engine;
 mod error;
 mod flight;
@@ -71,6 +72,9 @@ mod inner;
 mod keeper;
 mod lines;
 mod lock;
+#[cfg(all(unix, feature = "__loopback"))]
+#[doc(hidden)]
+pub mod loopback;
 mod persistent;
 mod split;
 mod user;
@@ -78,6 +82,7 @@ mod user;
 pub use call::{Call, Calls, Enqueued};
 pub use communicator::Communicator;
 pub use config::CommConfig;
+pub use dispatch::{ElementClass, Measured, Shape, TuningConfig, Way};
 pub use engine::EngineKind;
 pub use error::CommError;
 pub use flight::{CallRecord, CommunicatorId, Exchange, Exchanged, FlightConfig, FlightRecord, Verdict};

@@ -30,6 +30,20 @@ pub trait Sharing: fmt::Debug + Send + Sync {
     ///
     /// [`AllocError::CannotImport`] naming what is wrong with it.
     fn import_shared(&self, memory: SharedMemory) -> Result<Arc<dyn Buffer>, AllocError>;
+
+    /// Makes one buffer of memory that was exported for several devices which this one reaches ([`crate::Peers`]), itself
+    /// among them perhaps: one part behind the other, in this order. It is a buffer of this device, for its queues and
+    /// kernels alone.
+    ///
+    /// # Errors
+    ///
+    /// [`AllocError::CannotImport`] naming what is wrong: such as a part that is no whole number of pages, behind which
+    /// nothing can begin.
+    ///
+    /// # Portability
+    ///
+    /// CUDA; the pages are of 2 MiB there.
+    fn import_window(&self, parts: Vec<SharedMemory>) -> Result<Arc<dyn Buffer>, AllocError>;
 }
 
 /// Exported memory: what has to travel to the other process.

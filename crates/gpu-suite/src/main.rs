@@ -13,6 +13,7 @@ mod forked;
 mod kernels;
 mod kill;
 mod legs;
+mod low_latency;
 mod nccl;
 mod nvml;
 mod process;
@@ -74,6 +75,12 @@ enum Command {
         #[arg(default_value = "")]
         words: String,
     },
+    /// The engine for few bytes, among ranks of one GPU and between GPUs.
+    LowLatency {
+        /// Words in the names of checks to run.
+        #[arg(default_value = "")]
+        words: String,
+    },
     /// Ranks that are processes, killed in the middle of collectives, and how the others go on.
     Kill(kill::Options),
     /// Graphs over devices: work of other libraries in between, and operands that are exchanged.
@@ -127,6 +134,7 @@ fn main() -> ExitCode {
         Command::Checks => rig::bounded(|| checks::run(&rig::Rig::open()?)),
         Command::Nccl { words } => rig::bounded(|| nccl::run(&words)),
         Command::Collectives { words } => rig::bounded(|| collectives::run(&words)),
+        Command::LowLatency { words } => rig::bounded(|| low_latency::run(&words)),
         Command::Kill(options) => rig::bounded_by(kill::LONGEST, || kill::run(&options)),
         Command::KillRank(place) => rig::bounded_by(kill::LONGEST, || kill::play(&place)),
         Command::Fault => rig::bounded(|| checks::fault(&rig::Rig::open()?)),

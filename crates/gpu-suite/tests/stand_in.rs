@@ -14,6 +14,10 @@ use warpweft_stand_in_cuda::StandIn;
 
 /// Runs the suite where the loader finds the stand-in, which has two GPUs; the folder that it may write to.
 fn run(args: &str) -> Result<(Output, TempDir)> {
+    run_words(&args.split(' ').collect::<Vec<_>>())
+}
+
+fn run_words(args: &[&str]) -> Result<(Output, TempDir)> {
     let (_library, path) = StandIn::without(&[])?;
     let folder = tempfile::tempdir()?;
     // The backend's name for it, and the one that cudarc looks for first.
@@ -21,7 +25,7 @@ fn run(args: &str) -> Result<(Output, TempDir)> {
         symlink(&path, folder.path().join(name))?;
     }
     let mut command = Command::new(env!("CARGO_BIN_EXE_gpu-suite"));
-    command.args(args.split(' ')).env_clear().env("LD_LIBRARY_PATH", folder.path());
+    command.args(args).env_clear().env("LD_LIBRARY_PATH", folder.path());
     let output = command.env("HOME", folder.path()).env("OUT", folder.path()).output()?;
     Ok((output, folder))
 }
@@ -61,4 +65,15 @@ fn the_figures_of_graphs_are_all_there() {
     let trace = fs::read_to_string(folder.path().join("graph-overlap.json")).unwrap();
     let trace: Value = serde_json::from_str(&trace).unwrap();
     assert!(trace["traceEvents"].as_array().is_some_and(|events| events.len() > 9), "{trace}");
+}
+
+#[test]
+fn the_checks_of_calls_of_few_bytes_pass() {
+    for words in ["movement", "never comes", "launches that wait", "code is loaded"] {
+        let (output, _folder) = run_words(&["low-latency", words]).unwrap();
+        let checks: Vec<Value> =
+            lines(&output).into_iter().filter(|line| line["check"].is_string()).collect();
+        assert_eq!(checks.len(), 1, "{words}");
+        assert!(checks.iter().all(|check| check["ok"] == true), "{checks:?}");
+    }
 }

@@ -13,7 +13,7 @@ use std::{
 use warpweft_core_types::{DType, ReduceOp};
 use warpweft_host_collectives::reduce;
 
-use crate::{exports::Code, space::View};
+use crate::{exports::Code, low_latency, space::View};
 
 /// What runs in place of an entry's code.
 #[derive(Debug, Clone, Copy)]
@@ -52,6 +52,7 @@ pub(crate) struct Turn {
     hurry: u64,
     /// Of `ww_exchange`: questions that were answered.
     answered: u64,
+    pub(crate) low_latency: low_latency::Progress,
 }
 
 /// A loop that waits ends after this time, as in CUDA: one that hangs takes the machine with it.
@@ -88,6 +89,8 @@ impl Kernel {
             "blend" => kernel(&[8, 8, 8, 8], blend),
             "beat" => kernel(&[SLICE, 8], beat),
             "reduce" => kernel(&[8, 4, 4, 4, 4], reduce),
+            "low_latency" => kernel(&[8, 8, 8, 8, low_latency::CALL], low_latency::apart),
+            "low_latency_within" => kernel(&[8, 8, 8, low_latency::CALL], low_latency::within),
             "visit" => kernel(&[8, 8], |_| Ok(Step::Done)),
             "visit_three" => kernel(&[8, 8, 8, 8], |_| Ok(Step::Done)),
             "step" => kernel(&[8, 4], digit),
@@ -399,11 +402,11 @@ struct Slice {
 
 impl Block<'_> {
     /// A pointer or another 64-bit value.
-    fn long(&self, parameter: usize) -> u64 {
+    pub(crate) fn long(&self, parameter: usize) -> u64 {
         self.long_at(parameter, 0)
     }
 
-    fn long_at(&self, parameter: usize, at: usize) -> u64 {
+    pub(crate) fn long_at(&self, parameter: usize, at: usize) -> u64 {
         let bytes = self.arguments[parameter].get(at..at + 8).and_then(|bytes| bytes.try_into().ok());
         u64::from_le_bytes(bytes.unwrap_or_default())
     }
@@ -514,7 +517,7 @@ impl Block<'_> {
 }
 
 /// `%globaltimer`: nanoseconds since some moment.
-fn now_ns() -> u64 {
+pub(crate) fn now_ns() -> u64 {
     static START: LazyLock<Instant> = LazyLock::new(Instant::now);
     // Not zero at the first call, so that differences to earlier moments exist.
     let since = START.elapsed() + Duration::from_secs(1);

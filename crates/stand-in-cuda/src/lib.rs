@@ -37,6 +37,7 @@ mod instance;
 mod kernels;
 mod launch;
 mod link;
+mod low_latency;
 mod machine;
 mod module;
 mod nvml;

@@ -22,6 +22,8 @@ use warpweft_core_types::{
 use warpweft_core_types::{SharedMemory, Sharing};
 use warpweft_polled::ReactorOwner;
 
+#[cfg(unix)]
+use crate::virtual_memory::Import;
 use crate::{
     budget::{Budget, hostile_surroundings},
     cache::CubinCache,
@@ -457,8 +459,30 @@ impl Sharing for CudaDevice {
             let reason = format!("it is memory of {}", memory.device);
             return Err(AllocError::CannotImport { device: self.id(), reason });
         }
-        let imported = self.arena.import_shared(memory.size, &memory.descriptor)?;
+        let imported = self.arena.import_shared(memory.size, memory.descriptor)?;
         Ok(imported.of_device(self.handle().map_err(AllocError::Failed)?))
+    }
+
+    fn import_window(&self, parts: Vec<SharedMemory>) -> Result<Arc<dyn Buffer>, AllocError> {
+        let refuse = |reason: String| AllocError::CannotImport { device: self.id(), reason };
+        let import = |part: SharedMemory| {
+            let mut infos = self.shared.infos.iter();
+            let owner = infos.find(|info| info.id.uuid == part.device).map(|info| info.id);
+            let owner = owner.ok_or_else(|| refuse(format!("no device here is {}", part.device)))?;
+            if !self.access(owner).write {
+                return Err(refuse(format!("memory of {owner} is out of reach")));
+            }
+            let number = self.shared.peers.number(owner.ordinal);
+            let number = number.ok_or_else(|| refuse(format!("{owner} has no number")))?;
+            let size = usize::try_from(part.size).map_err(|_| refuse(format!("{} bytes", part.size)))?;
+            Ok(Import { descriptor: part.descriptor, size, owner: number })
+        };
+        let imports = parts.into_iter().map(import).collect::<Result<Vec<_>, _>>()?;
+        if imports.is_empty() {
+            return Err(AllocError::ZeroSize { device: self.id() });
+        }
+        let window = self.arena.import_window(&imports)?;
+        Ok(window.of_device(self.handle().map_err(AllocError::Failed)?))
     }
 }
 

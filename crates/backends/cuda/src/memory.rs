@@ -27,7 +27,7 @@ use warpweft_core_types::{
 };
 
 #[cfg(unix)]
-use crate::virtual_memory::VirtualMemory;
+use crate::virtual_memory::{Import, VirtualMemory};
 use crate::{
     cold::{self, ColdError},
     context::Context,
@@ -213,12 +213,22 @@ impl Arena {
     pub(crate) fn import_shared(
         self: &Arc<Self>,
         size: u64,
-        descriptor: &OwnedFd,
+        descriptor: OwnedFd,
     ) -> Result<CudaBuffer, AllocError> {
         let refuse = |reason: String| AllocError::CannotImport { device: self.context.device, reason };
         let bytes = usize::try_from(size).ok().filter(|&bytes| bytes > 0 && size <= self.capacity);
         let bytes = bytes.ok_or_else(|| refuse(format!("it cannot hold {size} bytes")))?;
         let imported = VirtualMemory::import(&self.context, descriptor, bytes, &self.users);
+        let memory = imported.map_err(|error| refuse(error.to_string()))?;
+        Ok(self.buffer(size, Memory::Virtual(memory)))
+    }
+
+    /// Memory of several devices as one of this one's.
+    #[cfg(unix)]
+    pub(crate) fn import_window(self: &Arc<Self>, imports: &[Import]) -> Result<CudaBuffer, AllocError> {
+        let refuse = |reason: String| AllocError::CannotImport { device: self.context.device, reason };
+        let size = imports.iter().map(|import| import.size as u64).sum();
+        let imported = VirtualMemory::import_window(&self.context, imports);
         let memory = imported.map_err(|error| refuse(error.to_string()))?;
         Ok(self.buffer(size, Memory::Virtual(memory)))
     }
@@ -621,7 +631,7 @@ impl CudaBuffer {
     #[cfg(unix)]
     pub(crate) fn export(&self) -> Option<Result<OwnedFd, DriverError>> {
         match &self.memory {
-            Some(Memory::Virtual(memory)) => Some(memory.export()),
+            Some(Memory::Virtual(memory)) => memory.export(),
             _ => None,
         }
     }

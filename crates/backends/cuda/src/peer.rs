@@ -41,6 +41,11 @@ impl PeerTable {
         from < self.count && to < self.count && self.reaches[from * self.count + to]
     }
 
+    /// The driver's number of a device.
+    pub(crate) fn number(&self, device: u32) -> Option<CUdevice> {
+        self.devices.get(device as usize).copied()
+    }
+
     /// The driver's numbers of the devices that reach memory of the device `to`.
     pub(crate) fn users(&self, to: u32) -> Vec<CUdevice> {
         let reaches = |&(from, _): &(u32, &CUdevice)| self.reaches(from, to);

@@ -160,7 +160,7 @@ const TRIALS: &[(&str, bool, Prepare)] = &[
         let memory = lab.arena.allocate_shareable(2 << 20)?;
         Ok(Box::new(move || {
             let descriptor = memory.export().ok_or("it is not for export")??;
-            Ok(lab.arena.import_shared(2 << 20, &descriptor).map(drop)?)
+            Ok(lab.arena.import_shared(2 << 20, descriptor).map(drop)?)
         }))
     }),
     ("streams and events: create and destroy", false, |lab| {

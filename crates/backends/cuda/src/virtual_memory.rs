@@ -15,6 +15,7 @@ use cudarc::driver::sys::{
     CUmemAllocationHandleType, CUmemAllocationProp, CUmemAllocationProp_st__bindgen_ty_1 as Flags,
     CUmemAllocationType, CUmemLocation, CUmemLocationType,
 };
+use smallvec::{SmallVec, smallvec};
 use warpweft_core_types::DriverError;
 
 use crate::{
@@ -29,16 +30,30 @@ const DESCRIPTOR: CUmemAllocationHandleType =
 /// The same as the functions take it.
 const DESCRIPTOR_KIND: c_int = 1;
 
-/// Memory of one device, mapped at an address that this process's devices with access share.
+/// Memory of one device, or of several, mapped at an address that this process's devices with access share.
 pub(crate) struct VirtualMemory {
     context: Arc<Context>,
-    handle: MemoryHandle,
+    parts: SmallVec<[Part; 1]>,
     address: CUdeviceptr,
-    /// What is reserved and mapped: the size asked for, rounded up.
+    /// What is reserved, and how much of it is mapped: steps that were taken and are undone.
+    reserved: usize,
+    mapped: usize,
+}
+
+/// Memory of one device, which has no address by itself.
+struct Part {
+    context: Arc<Context>,
+    handle: MemoryHandle,
+    /// The size asked for, rounded up.
     len: usize,
-    /// Steps that were taken and are undone.
-    reserved: bool,
-    mapped: bool,
+}
+
+/// One device's part of a window.
+pub(crate) struct Import {
+    pub(crate) descriptor: OwnedFd,
+    pub(crate) size: usize,
+    /// The driver's number of the device.
+    pub(crate) owner: CUdevice,
 }
 
 impl VirtualMemory {
@@ -54,70 +69,75 @@ impl VirtualMemory {
         let mut handle = 0;
         // SAFETY: the properties are read from this stack frame, the handle is written there.
         unsafe { context.driver.mem_create(&mut handle, len, &properties, 0) }?;
-        Self::unmapped(context, handle, len).map(users)
+        let part = Part { context: Arc::clone(context), handle, len };
+        Self::map(context, smallvec![part], users)
     }
 
     /// Maps memory of this device that was exported with this size, in this process or another.
-    #[expect(unsafe_code, reason = "calls the driver")]
     pub(crate) fn import(
         context: &Arc<Context>,
-        descriptor: &OwnedFd,
+        descriptor: OwnedFd,
         size: usize,
         users: &[CUdevice],
     ) -> Result<Self, ImportError> {
-        let len = whole(size, granularity(context)?)?;
-        // The descriptor goes in as a pointer's bits.
-        let bits = usize::try_from(descriptor.as_raw_fd()).unwrap_or_default();
-        let os_handle = ptr::without_provenance_mut::<c_void>(bits);
-        let mut handle = 0;
-        // SAFETY: the descriptor is open, and of what kind it is the driver finds out; the handle is written to
-        // this stack frame.
-        unsafe { context.driver.mem_import(&mut handle, os_handle, DESCRIPTOR_KIND) }?;
-        let memory = Self::unmapped(context, handle, len);
-        // Whoever sent the descriptor says which device it is of, and may be wrong.
-        match device_of(&memory)? {
-            owner if owner == context.ordinal => Ok(memory.map(users)?),
-            owner => Err(ImportError::Elsewhere { owner }),
-        }
+        let import = Import { descriptor, size, owner: context.ordinal };
+        let part = Part::import(context, &import, whole(size, granularity(context)?)?)?;
+        Ok(Self::map(context, smallvec![part], users)?)
     }
 
-    /// Memory without an address, which goes when it is dropped.
-    fn unmapped(context: &Arc<Context>, handle: MemoryHandle, len: usize) -> Self {
-        Self { context: Arc::clone(context), handle, address: 0, len, reserved: false, mapped: false }
+    /// Maps memory that was exported for several devices, one part behind the other, for this device alone.
+    pub(crate) fn import_window(context: &Arc<Context>, imports: &[Import]) -> Result<Self, ImportError> {
+        let grain = granularity(context)?;
+        let import = |import: &Import| {
+            if import.size == 0 || !import.size.is_multiple_of(grain) {
+                return Err(ImportError::Ragged { size: import.size, grain });
+            }
+            Part::import(context, import, import.size)
+        };
+        let parts = imports.iter().map(import).collect::<Result<_, _>>()?;
+        Ok(Self::map(context, parts, &[])?)
     }
 
     #[expect(unsafe_code, reason = "calls the driver")]
-    fn map(mut self, users: &[CUdevice]) -> Result<Self, DriverError> {
-        let (context, len) = (Arc::clone(&self.context), self.len);
+    fn map(
+        context: &Arc<Context>,
+        parts: SmallVec<[Part; 1]>,
+        users: &[CUdevice],
+    ) -> Result<Self, DriverError> {
         let driver = &context.driver;
+        let len = parts.iter().map(|part| part.len).sum();
+        let mut memory = Self { context: Arc::clone(context), parts, address: 0, reserved: 0, mapped: 0 };
+        let access: SmallVec<[CUmemAccessDesc; 4]> =
+            std::iter::once(&context.ordinal).chain(users).map(access_of).collect();
         let _current = context.enter()?;
         // SAFETY: an address of the driver's choice is written into the value that gives it back.
-        unsafe { driver.mem_address_reserve(&mut self.address, len, 0, 0, 0) }?;
-        self.reserved = true;
-        // SAFETY: the range was reserved just now with this length and nothing is mapped there; the memory is
-        // as long, or the driver refuses it.
-        unsafe { driver.mem_map(self.address, len, 0, self.handle, 0) }?;
-        self.mapped = true;
-        let access: Vec<CUmemAccessDesc> =
-            std::iter::once(&context.ordinal).chain(users).map(access_of).collect();
-        // SAFETY: the range is mapped as a whole; the descriptions are read from the list.
-        unsafe { driver.mem_set_access(self.address, len, access.as_ptr(), access.len()) }?;
-        Ok(self)
+        unsafe { driver.mem_address_reserve(&mut memory.address, len, 0, 0, 0) }?;
+        memory.reserved = len;
+        for part in &memory.parts {
+            let at = memory.address + memory.mapped as CUdeviceptr;
+            // SAFETY: the range was reserved just now, this part of it with this length, and nothing is mapped there; the
+            // memory is as long, or the driver refuses it.
+            unsafe { driver.mem_map(at, part.len, 0, part.handle, 0) }?;
+            memory.mapped += part.len;
+            // SAFETY: the part is mapped as a whole; the descriptions are read from the list.
+            unsafe { driver.mem_set_access(at, part.len, access.as_ptr(), access.len()) }?;
+        }
+        Ok(memory)
     }
-
     pub(crate) const fn address(&self) -> CUdeviceptr {
         self.address
     }
 
-    /// A descriptor that keeps the memory alive by itself.
+    /// A descriptor that keeps the memory alive by itself; none of memory that has several parts.
     #[expect(unsafe_code, reason = "calls the driver")]
-    pub(crate) fn export(&self) -> Result<OwnedFd, DriverError> {
+    pub(crate) fn export(&self) -> Option<Result<OwnedFd, DriverError>> {
+        let [part] = self.parts.as_slice() else { return None };
         let mut descriptor: c_int = -1;
         let place = ptr::from_mut(&mut descriptor).cast();
         // SAFETY: the handle is live; for this kind of handle one integer is written, to this stack frame.
-        unsafe { self.context.driver.mem_export(place, self.handle, DESCRIPTOR_KIND, 0) }?;
+        let exported = unsafe { self.context.driver.mem_export(place, part.handle, DESCRIPTOR_KIND, 0) };
         // SAFETY: the driver made the descriptor for us, and nobody else has it.
-        Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
+        Some(exported.map(|()| unsafe { OwnedFd::from_raw_fd(descriptor) }))
     }
 }
 
@@ -126,23 +146,64 @@ impl Drop for VirtualMemory {
     fn drop(&mut self) {
         let Ok(_current) = self.context.enter() else { return };
         let driver = &self.context.driver;
-        if self.mapped {
-            // SAFETY: mapped by `map` and unmapped once. All work on it is over, since submissions and
+        if self.mapped > 0 {
+            // SAFETY: mapped by `map`, whole parts, and unmapped once. All work on it is over, since submissions and
             // residents hold its buffer until then. An error here and below means that the device is lost.
-            let _unmapped = unsafe { driver.mem_unmap(self.address, self.len) };
+            let _unmapped = unsafe { driver.mem_unmap(self.address, self.mapped) };
         }
-        if self.reserved {
+        if self.reserved > 0 {
             // SAFETY: reserved by `map` with this length, given back once, and nothing is mapped there.
-            let _freed = unsafe { driver.mem_address_free(self.address, self.len) };
+            let _freed = unsafe { driver.mem_address_free(self.address, self.reserved) };
         }
-        // SAFETY: this value owns the handle; other processes and descriptors have references of their own.
-        let _released = unsafe { driver.mem_release(self.handle) };
+    }
+}
+
+impl Part {
+    /// Memory of a descriptor, if it is the device's that it is said to be.
+    #[expect(unsafe_code, reason = "calls the driver")]
+    fn import(context: &Arc<Context>, import: &Import, len: usize) -> Result<Self, ImportError> {
+        // The descriptor goes in as a pointer's bits.
+        let bits = usize::try_from(import.descriptor.as_raw_fd()).unwrap_or_default();
+        let os_handle = ptr::without_provenance_mut::<c_void>(bits);
+        let mut handle = 0;
+        // SAFETY: the descriptor is open, and of what kind it is the driver finds out; the handle is written to
+        // this stack frame.
+        unsafe { context.driver.mem_import(&mut handle, os_handle, DESCRIPTOR_KIND) }?;
+        let part = Self { context: Arc::clone(context), handle, len };
+        // Whoever sent the descriptor says which device it is of, and may be wrong.
+        match part.device()? {
+            owner if owner == import.owner => Ok(part),
+            owner => Err(ImportError::Elsewhere { owner }),
+        }
+    }
+
+    /// The device that the memory is of.
+    #[expect(unsafe_code, reason = "asks the driver")]
+    fn device(&self) -> Result<CUdevice, DriverError> {
+        // Its other fields are enums, which a newer driver may leave: they are not looked at.
+        let mut found = MaybeUninit::<CUmemAllocationProp>::zeroed();
+        // SAFETY: the handle is live; one structure is written to this stack frame.
+        unsafe { self.context.driver.mem_properties(found.as_mut_ptr(), self.handle) }?;
+        let id =
+            found.as_ptr().wrapping_byte_add(offset_of!(CUmemAllocationProp, location.id)).cast::<CUdevice>();
+        // SAFETY: an integer of that structure, which is on this stack frame and whatever integer it is.
+        Ok(unsafe { id.read() })
+    }
+}
+
+impl Drop for Part {
+    #[expect(unsafe_code, reason = "calls the driver")]
+    fn drop(&mut self) {
+        let Ok(_current) = self.context.enter() else { return };
+        // SAFETY: this value owns the handle; what is mapped stays until it is unmapped, and other processes and
+        // descriptors have references of their own. An error means that the device is lost.
+        let _released = unsafe { self.context.driver.mem_release(self.handle) };
     }
 }
 
 impl fmt::Debug for VirtualMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "VirtualMemory({} bytes at {:#x})", self.len, self.address)
+        write!(f, "VirtualMemory({} bytes at {:#x})", self.reserved, self.address)
     }
 }
 
@@ -153,6 +214,11 @@ pub(crate) enum ImportError {
     Elsewhere {
         owner: CUdevice,
     },
+    /// Nothing can begin behind a part of this size.
+    Ragged {
+        size: usize,
+        grain: usize,
+    },
     Driver(DriverError),
 }
 
@@ -160,6 +226,9 @@ impl fmt::Display for ImportError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Elsewhere { owner } => write!(f, "it is memory of device {owner}"),
+            Self::Ragged { size, grain } => {
+                write!(f, "a part of {size} bytes is no whole number of pages of {grain}")
+            }
             Self::Driver(error) => error.fmt(f),
         }
     }
@@ -169,19 +238,6 @@ impl From<DriverError> for ImportError {
     fn from(error: DriverError) -> Self {
         Self::Driver(error)
     }
-}
-
-/// The device that the memory is of.
-#[expect(unsafe_code, reason = "asks the driver")]
-fn device_of(memory: &VirtualMemory) -> Result<CUdevice, DriverError> {
-    // Its other fields are enums, which a newer driver may leave: they are not looked at.
-    let mut found = MaybeUninit::<CUmemAllocationProp>::zeroed();
-    // SAFETY: the handle is live; one structure is written to this stack frame.
-    unsafe { memory.context.driver.mem_properties(found.as_mut_ptr(), memory.handle) }?;
-    let id =
-        found.as_ptr().wrapping_byte_add(offset_of!(CUmemAllocationProp, location.id)).cast::<CUdevice>();
-    // SAFETY: an integer of that structure, which is on this stack frame and whatever integer it is.
-    Ok(unsafe { id.read() })
 }
 
 /// The size in whole grains. What no number counts is more than any device has.

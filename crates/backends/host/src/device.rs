@@ -254,6 +254,11 @@ impl Sharing for HostDevice {
         }
         Ok(Arc::new(self.arena.import_shared(memory.size, memory.descriptor)?))
     }
+
+    fn import_window(&self, _parts: Vec<SharedMemory>) -> Result<Arc<dyn Buffer>, AllocError> {
+        let reason = "memory of several devices is not put together here".to_owned();
+        Err(AllocError::CannotImport { device: self.id(), reason })
+    }
 }
 
 impl Peers for HostDevice {

@@ -317,6 +317,11 @@ impl Sharing for VulkanDevice {
         let device = self.handle().map_err(AllocError::Failed)?;
         Ok(self.arena.import_shared(memory.size, memory.descriptor)?.of_device(device))
     }
+
+    fn import_window(&self, _parts: Vec<SharedMemory>) -> Result<Arc<dyn Buffer>, AllocError> {
+        let reason = "memory of several devices is not put together here".to_owned();
+        Err(AllocError::CannotImport { device: self.id(), reason })
+    }
 }
 
 impl Graphs for VulkanDevice {

@@ -113,8 +113,14 @@ fn ways_to_call_are_told_apart() {
     for kind in ["all_gather", "reduce_scatter", "broadcast", "reduce"] {
         assert!(rows(kind, &format!("{BRIEF} --in-place")).iter().all(|row| row["in_place"] == true));
     }
-    let explained = rows("all_reduce", &format!("{BRIEF} --explain"));
-    assert!(explained.iter().all(|row| row["chosen"] == "host"), "{explained:?}");
+    let folder = tempfile::tempdir().unwrap();
+    let explain = format!("{BRIEF} --explain --tuning-cache {}", folder.path().display());
+    let explained = rows("all_reduce", &explain);
+    assert!(explained.iter().all(|row| row["chosen"]["engine"] == "host"), "{explained:?}");
+    // What was measured is kept, and told.
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
+    let told = text(&perf("all_reduce", &explain).stdout);
+    assert!(told.contains("Engines by what was measured") && told.contains("usual sum"), "{told}");
     let unchecked = lines(&perf("all_reduce", &format!("{BRIEF} -c 0 --json")));
     assert!(unchecked.iter().all(|row| row["wrong"].is_null()), "{unchecked:?}");
 }

@@ -20,7 +20,14 @@ use crate::{
 };
 
 impl Inner {
-    fn pick_for(&self, calls: &[CollectiveCall<'_>]) -> Result<&Arc<dyn Engine>, CommError> {
+    /// The engine that does these, `captured` where they become nodes of a graph. Calls that begin together need one that
+    /// does them all.
+    fn pick_for(&self, calls: &[CollectiveCall<'_>], captured: bool) -> Result<&Arc<dyn Engine>, CommError> {
+        if let [call] = calls
+            && let Some(engine) = self.dispatch.find_for(call, self.group.size(), captured)
+        {
+            return Ok(engine);
+        }
         self.pick(calls.iter().map(|call| (call.op(), call.dtype())))
     }
 
@@ -44,7 +51,7 @@ impl Inner {
         let Some(signature) = Signature::of(calls) else {
             return self.nothing(queue);
         };
-        let engine = self.pick_for(calls)?;
+        let engine = self.pick_for(calls, false)?;
         self.usable()?;
         let _comparing = self.compare(&signature, || Signature::text_of_all(calls), None)?;
         let submit = |waits: &[SemaphorePoint]| engine.enqueue(calls, queue, waits, then);
@@ -55,7 +62,7 @@ impl Inner {
     /// What makes calls again, and the engine that does.
     pub(crate) fn persist(&self, calls: &[CollectiveCall<'_>]) -> Result<(Arc<dyn Engine>, Work), CommError> {
         self.usable()?;
-        let engine = self.pick_for(calls)?;
+        let engine = self.pick_for(calls, false)?;
         Ok((Arc::clone(engine), engine.persist(calls).map_err(|error| self.told(error))?))
     }
 
@@ -182,7 +189,7 @@ impl Inner {
     pub(crate) fn run(&self, calls: &[CollectiveCall<'_>], deadline: Deadline) -> Result<(), CommError> {
         check_overlaps(calls)?;
         let Some(signature) = Signature::of(calls) else { return Ok(()) };
-        let engine = self.pick_for(calls)?;
+        let engine = self.pick_for(calls, false)?;
         self.usable()?;
         let _comparing = self.compare(&signature, || Signature::text_of_all(calls), Some(deadline))?;
         if engine.runs(calls) {
@@ -235,7 +242,7 @@ impl Inner {
         check_overlaps(calls)?;
         let mut nodes = SmallVec::new();
         if !calls.is_empty() {
-            let engine = self.pick_for(calls)?;
+            let engine = self.pick_for(calls, true)?;
             self.usable()?;
             let owned = engine.with_ops(calls, &mut |ops| {
                 nodes.extend(ops.iter().map(|op| GraphOp::Op(OwnedOp::from(op))));

@@ -147,11 +147,26 @@ impl Inner {
         if self.failure.get().is_some() {
             return;
         }
+        if let Some(failure) = self.engines.iter().find_map(|engine| engine.given_up()) {
+            self.wait_for_news();
+            self.check_group();
+            self.fail(&failure, true);
+            return;
+        }
         if let Some(error) = self.engines.iter().find_map(|engine| engine.check().err()) {
             self.wait_for_news();
             self.check_group();
             let (rank, reason) = (self.rank(), error.to_string());
             self.fail(&failed(CollectiveFailure::Aborted { rank, reason }), true);
+        }
+    }
+
+    /// What has become of calls that queues say are over. Those that were over before a device gave up are told the
+    /// same, since nobody knows which they are.
+    pub(crate) fn outcome(&self) -> Result<(), CommError> {
+        match self.engines.iter().find_map(|engine| engine.given_up()) {
+            None => Ok(()),
+            Some(failure) => Err(self.told(CommError::Failed(failure))),
         }
     }
 

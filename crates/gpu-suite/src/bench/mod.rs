@@ -16,7 +16,7 @@ mod vulkan;
 use anyhow::Result;
 use clap::ValueEnum;
 
-use crate::{collectives, nccl, rig::Rig};
+use crate::{collectives, low_latency, nccl, rig::Rig};
 
 /// What is measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -33,6 +33,8 @@ pub(crate) enum Part {
     Nccl,
     /// What collectives cost the host and the devices, beside NCCL alone.
     Collectives,
+    /// Calls of few bytes by our own kernels, beside NCCL's, in graphs and not, alone and beside copies.
+    LowLatency,
     /// Bandwidth as `measure` reports it, beside raw copies.
     Pairs,
     /// Graphs: recording, preparing, replaying, single operations and overlap, beside graphs by hand.
@@ -48,6 +50,7 @@ pub(crate) fn run(part: Part, quick: bool) -> Result<()> {
         Part::Discovery => return discovery::run(),
         Part::Nccl => return nccl::bench(),
         Part::Collectives => return collectives::bench(),
+        Part::LowLatency => return low_latency::bench::run(),
         Part::Vulkan => return vulkan::run(),
         _ => {}
     }
@@ -58,6 +61,8 @@ pub(crate) fn run(part: Part, quick: bool) -> Result<()> {
         Part::Resident => resident::run(&rig),
         Part::RoundTrip => round_trip::run(&rig),
         Part::Pairs => pairs::run(&rig),
-        Part::Graph | Part::Discovery | Part::Nccl | Part::Collectives | Part::Vulkan => Ok(()),
+        Part::Graph | Part::Discovery | Part::Nccl | Part::Collectives | Part::LowLatency | Part::Vulkan => {
+            Ok(())
+        }
     }
 }

@@ -77,9 +77,13 @@ pub(crate) struct PerfCollective {
     /// Engines to measure side by side, separated by commas; all that serve the devices if none is named.
     #[arg(long, value_name = "NAME,...", value_delimiter = ',', value_parser = parse_engine)]
     pub(crate) engine: Vec<EngineKind>,
-    /// Say for each size which engine takes the call where none is named.
+    /// Measure which engine is the best for which calls, print that, and say for each size which takes the call where
+    /// none is named.
     #[arg(long)]
     pub(crate) explain: bool,
+    /// Folder that keeps what --explain measured, for the next time.
+    #[arg(long, value_name = "FOLDER", requires = "explain")]
+    pub(crate) tuning_cache: Option<PathBuf>,
     /// Time for each step.
     #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = parse_seconds)]
     pub(crate) timeout: Duration,

@@ -11,7 +11,7 @@ use std::process::ExitCode;
 use serde::Serialize;
 use warpweft::{
     Bytes, CollectiveOp, DType, ReduceOp,
-    comm::{CommError, Communicator, EngineKind},
+    comm::{CommError, Communicator, EngineKind, Measured, Way},
 };
 
 pub(crate) use self::args::PerfCollective;
@@ -65,7 +65,7 @@ struct Row {
     wrong: Option<u64>,
     /// The engine that takes the call where none is named.
     #[serde(skip_serializing_if = "Option::is_none")]
-    chosen: Option<EngineKind>,
+    chosen: Option<Way>,
 }
 
 impl Kind {
@@ -181,11 +181,25 @@ fn print_head(kind: Kind, args: &PerfCollective, comm: &Communicator, engines: &
     output::line(aligned('#', ["B", "", "", "", "", "", "us", "us", "GB/s", "GB/s", ""]));
 }
 
+/// What was measured of engines, for a rank that names none.
+fn print_table(measured: &[Measured]) {
+    output::title("Engines by what was measured");
+    output::note(
+        "# up to so many bytes from rank to rank; then all ways with a call's time in us, the fastest takes it",
+    );
+    for Measured { op, class, captured, bytes, ways } in measured {
+        let how = if *captured { "in graphs" } else { "one by one" };
+        let times: Vec<String> =
+            ways.iter().map(|(way, nanos)| format!("{way} {:.2}", *nanos as f64 / 1e3)).collect();
+        output::line(format!("  {op:<14} {class:<9} {how:<10} {bytes:>9}  {}", times.join("; ")));
+    }
+}
+
 fn aligned<T: std::fmt::Display>(mark: char, cells: [T; 11]) -> String {
     let [size, count, dtype, op, root, engine, time, p99, algbw, busbw, wrong] =
         cells.map(|cell| cell.to_string());
     format!(
-        "{mark} {size:>11} {count:>11} {dtype:>7} {op:>6} {root:>5} {engine:>8} {time:>10} {p99:>10} {algbw:>8} \
+        "{mark} {size:>11} {count:>11} {dtype:>7} {op:>6} {root:>5} {engine:>11} {time:>10} {p99:>10} {algbw:>8} \
          {busbw:>8} {wrong:>6}"
     )
 }

@@ -8,12 +8,13 @@ use std::{
 use warpweft::{
     BufferDesc, BufferView, GraphNode, PreparedGraph, Queue, QueueDesc,
     bootstrap::Rank,
-    comm::{Calls, CommConfig, CommError, Communicator, EngineKind, Enqueued},
+    comm::{Calls, CommConfig, CommError, Communicator, EngineKind, Enqueued, TuningConfig, Way},
     transfer::{Transfer, TransferConfig},
 };
 
 use super::{
-    Kind, PerfCollective, Row, args::Memory, print_head, print_row, too_large, unserved, values, world::Place,
+    Kind, PerfCollective, Row, args::Memory, print_head, print_row, print_table, too_large, unserved, values,
+    world::Place,
 };
 use crate::{
     measure::Summary,
@@ -45,7 +46,10 @@ pub(super) fn measure(kind: Kind, args: &PerfCollective, place: &Place) -> anyho
         return Err(WrongCall(format!("{} is never in place", kind.name())).into());
     }
     let contenders = contenders(kind, args, place)?;
-    let chosen = chosen(kind, args, place)?;
+    let tuned = tuned(args, place)?;
+    if let Some(tuned) = tuned.as_ref().filter(|_| place.is_first() && !args.json) {
+        print_table(tuned.measured());
+    }
     if let Some(first) = contenders.first().filter(|_| place.is_first() && !args.json) {
         let engines: Vec<_> = contenders.iter().map(|contender| contender.kind).collect();
         print_head(kind, args, &first.comm, &engines);
@@ -56,7 +60,7 @@ pub(super) fn measure(kind: Kind, args: &PerfCollective, place: &Place) -> anyho
     let bar = if place.is_first() { Some(output::progress(sizes.len() as u64, kind.name())) } else { None };
     let mut rows = Vec::new();
     for wanted in sizes {
-        let new = Bench { kind, args, place, contenders: &contenders, chosen }.size(wanted)?;
+        let new = Bench { kind, args, place, contenders: &contenders, tuned: tuned.as_ref() }.size(wanted)?;
         if let Some(bar) = &bar {
             new.iter().try_for_each(|row| bar.suspend(|| print_row(row, args.json)))?;
             bar.inc(1);
@@ -79,8 +83,12 @@ fn contenders(kind: Kind, args: &PerfCollective, place: &Place) -> anyhow::Resul
         let contender = match served {
             Ok(comm) => {
                 let queue = place.device.create_queue(&QueueDesc::default())?;
-                let bench = Bench { kind, args, place, contenders: &[], chosen: None };
-                bench.if_it_has_graphs(Contender { kind: engine, comm, queue })?
+                let bench = Bench { kind, args, place, contenders: &[], tuned: None };
+                let contender = Contender { kind: engine, comm, queue };
+                let replays = bench.replays_calls_of(&contender)?;
+                // Who drops a communicator has left it, which others would be told in place of what they ask.
+                place.control.barrier("engines of a measurement", place.timeout)?;
+                replays.map(|()| contender)
             }
             Err(error) => Err(error),
         };
@@ -109,12 +117,14 @@ fn communicator(
     Ok(Communicator::create(place.group()?, &place.device, &config, place.timeout))
 }
 
-/// What would be taken if no engine were named.
-fn chosen(kind: Kind, args: &PerfCollective, place: &Place) -> anyhow::Result<Option<EngineKind>> {
+/// A communicator that has measured what it would take if no engine were named.
+fn tuned(args: &PerfCollective, place: &Place) -> anyhow::Result<Option<Communicator>> {
     if !args.explain {
         return Ok(None);
     }
-    Ok(Some(communicator(None, place)??.engine_for(kind.op(args), args.dtype)?))
+    let tuning = TuningConfig { cache: args.tuning_cache.clone(), ..TuningConfig::default() };
+    let config = CommConfig { timeout: place.timeout, tuning: Some(tuning), ..CommConfig::default() };
+    Ok(Some(Communicator::create(place.group()?, &place.device, &config, place.timeout)?))
 }
 
 /// The measurement of one size.
@@ -123,18 +133,30 @@ struct Bench<'a> {
     args: &'a PerfCollective,
     place: &'a Place,
     contenders: &'a [Contender],
-    chosen: Option<EngineKind>,
+    tuned: Option<&'a Communicator>,
 }
 
 impl Bench<'_> {
-    /// The same, or why it cannot replay its calls, if that is asked for.
-    fn if_it_has_graphs(&self, contender: Contender) -> anyhow::Result<Result<Contender, CommError>> {
+    /// What would be taken for calls of this size if no engine were named.
+    fn chosen(&self, size: u64) -> anyhow::Result<Option<Way>> {
+        let Some(comm) = self.tuned else { return Ok(None) };
+        let (op, dtype) = (self.kind.op(self.args), self.args.dtype);
+        let (gives, gets) = self.kind.parts(u64::from(comm.world_size()));
+        let bytes = size / gives.max(gets);
+        let measured = comm.measured_for(op, dtype, bytes, self.args.graph > 0);
+        Ok(Some(match measured.and_then(|measured| measured.ways.first()) {
+            Some((way, _)) => *way,
+            None => Way { engine: comm.engine_for(op, dtype)?, shape: None },
+        }))
+    }
+
+    /// Why it cannot replay an engine's calls, if that is asked for.
+    fn replays_calls_of(&self, contender: &Contender) -> anyhow::Result<Result<(), CommError>> {
         if self.args.graph == 0 {
-            return Ok(Ok(contender));
+            return Ok(Ok(()));
         }
         let operands = self.operands(self.unit())?;
-        let nodes = self.calls(&contender, &operands)?.nodes().map(|_| ());
-        Ok(nodes.map(|()| contender))
+        Ok(self.calls(contender, &operands)?.nodes().map(drop))
     }
 
     /// The smallest size, of which every rank has an element.
@@ -325,7 +347,7 @@ impl Bench<'_> {
             busbw: algbw * self.kind.bus_factor(ranks),
             time,
             wrong,
-            chosen: self.chosen,
+            chosen: self.chosen(size)?,
         }))
     }
 }

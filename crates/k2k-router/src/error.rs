@@ -189,6 +189,16 @@ pub enum ActorError {
         /// The device.
         device: DeviceId,
     },
+    /// Messages that come to the actor's old place could not be handed on to the new one.
+    #[error("no way leads from {from} to {to}, so that {actor} cannot move there")]
+    Unreachable {
+        /// The actor.
+        actor: ActorId,
+        /// Where it is.
+        from: DeviceId,
+        /// Where it was to go.
+        to: DeviceId,
+    },
     /// The code and the description, or two actors, mean different things by the same.
     #[error("{what} has the layout {one:?} here and {other:?} there")]
     Layout {
@@ -273,7 +283,7 @@ impl ActorError {
             Self::Invalid { .. } | Self::Layout { .. } | Self::Gone { .. } | Self::Cycle { .. } => {
                 ErrorClass::Usage
             }
-            Self::Unsupported { .. } => ErrorClass::Unsupported,
+            Self::Unsupported { .. } | Self::Unreachable { .. } => ErrorClass::Unsupported,
             Self::NoDevice { .. } => ErrorClass::DeviceLost,
             Self::Busy { .. } | Self::Unparkable { .. } | Self::Timeout { .. } | Self::Returned { .. } => {
                 ErrorClass::Transient

@@ -32,6 +32,9 @@ const BATCH: usize = 32;
 /// How long an executor looks for more after the last message before it rests.
 const SPIN: Duration = Duration::from_micros(100);
 
+/// How often it looks before it lets others have its core between looks.
+const LOOKS: u32 = 64;
+
 /// An executor, as its workgroup runs it.
 #[derive(Debug)]
 pub(crate) struct Executor {
@@ -133,17 +136,20 @@ impl Executor {
 
     /// Serves until it has to return or finds nothing to do.
     pub(crate) fn run_slice(&mut self, workgroup: &Workgroup<'_>) -> Progress {
-        let may_spin = self.post.shared.may_spin;
+        // Where there are more executors than cores, whoever finds nothing keeps the others from working.
+        let patience = if self.post.shared.may_spin { LOOKS } else { 0 };
+        let mut empty = 0;
         loop {
             for _ in 0..8 {
                 if self.shared().executors[self.post.index].is_lost() {
                     return Progress::Finished;
                 }
                 if self.round() {
-                    self.last_message = Instant::now();
+                    (self.last_message, empty) = (Instant::now(), 0);
                 } else if self.last_message.elapsed() > SPIN {
                     return if self.busy.is_empty() { Progress::Idle } else { Progress::Busy };
-                } else if may_spin {
+                } else if empty < patience {
+                    empty += 1;
                     std::hint::spin_loop();
                 } else {
                     std::thread::yield_now();
@@ -217,7 +223,7 @@ impl Executor {
         match local.seat.state() {
             SeatState::Serving if local.ended.is_none() => return self.arrive(message),
             SeatState::Stopped | SeatState::Placed => local.kept.push_back(message),
-            SeatState::Forwarding => self.transit.push_back(message),
+            SeatState::Forwarding => self.transit.push_back(anew(message)),
             _ => {
                 let reason = local.ended.unwrap_or(Reason::ActorStopped);
                 local.core.inbox.free();
@@ -557,7 +563,7 @@ impl Executor {
                 local.core.waiting.iter_mut().for_each(VecDeque::clear);
                 local.core.deferred.clear();
                 local.core.blocked.clear();
-                self.transit.extend(kept);
+                self.transit.extend(kept.into_iter().map(anew));
                 self.hand_on();
             }
             Order::Refuse => {
@@ -603,6 +609,12 @@ impl Executor {
         }
         all
     }
+}
+
+/// A message that follows its actor. It may do so as often as the actor moves, while hops find messages that go round.
+fn anew(mut message: Message) -> Message {
+    message.header.hops = 0;
+    message
 }
 
 /// A way to ask an executor what waits.

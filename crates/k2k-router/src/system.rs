@@ -239,6 +239,12 @@ impl System {
         if entry.executor == target {
             return Ok(());
         }
+        let shared = &self.inner.shared;
+        let [from, to] = [entry.executor, target].map(|executor| shared.executors[executor].device);
+        if shared.ways.way(from, to) == Way::Unreachable {
+            let [from, to] = [from, to].map(|device| self.inner.devices[device].info().id);
+            return Err(ActorError::Unreachable { actor: actor.id(), from, to });
+        }
         self.inner.run_epoch(actor.id(), Goal::Move, Some(target), deadline)
     }
 

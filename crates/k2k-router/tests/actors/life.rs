@@ -2,13 +2,13 @@
 
 use std::{
     sync::atomic::{AtomicBool, Ordering},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use warpweft_core_types::Deadline;
-use warpweft_k2k_router::{ActorError, PendingPlace, Placement, Reason};
+use warpweft_k2k_router::{ActorCode, ActorError, ActorSpec, PendingPlace, Placement, Reason};
 
-use crate::rig::{Rig, count_of, counter, echo, until, within};
+use crate::rig::{COUNT, Rig, count_of, counter, echo, until, within};
 
 #[test]
 fn a_parked_actor_stands_still_and_then_goes_on() {
@@ -73,6 +73,29 @@ fn questions_are_answered_while_an_actor_moves() {
         stop.store(true, Ordering::Relaxed);
         assert!(asker.join().unwrap() > 50);
     });
+    assert_eq!(rig.system.snapshot().dead_letters.len(), 0);
+}
+
+/// A message may follow its actor any number of times before it is served.
+#[test]
+fn messages_follow_an_actor_that_moves_before_it_serves_them() {
+    let rig = Rig::new(2);
+    let code = ActorCode::host(COUNT, |_, state, _| {
+        // So slow that others wait at every move.
+        let began = Instant::now();
+        while began.elapsed() < Duration::from_millis(1) {
+            std::hint::spin_loop();
+        }
+        state[0] = state[0].wrapping_add(1);
+    });
+    let actor = rig.spawn(0, &ActorSpec::new("slow", code));
+    for _ in 0..500 {
+        actor.send(0, &[], within()).unwrap();
+    }
+    for round in 1..=30 {
+        rig.system.relocate(&actor, Placement::Device(rig.devices[round % 2]), within()).unwrap();
+    }
+    until("all are served", || actor.served() == 500);
     assert_eq!(rig.system.snapshot().dead_letters.len(), 0);
 }
 

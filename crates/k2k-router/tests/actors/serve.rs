@@ -4,7 +4,8 @@ use std::sync::{Arc, Mutex};
 
 use warpweft_core_types::Deadline;
 use warpweft_k2k_router::{
-    ActorCode, ActorId, ActorSpec, FullPolicy, Placement, Priority, SendOptions, SystemConfig, Way,
+    ActorCode, ActorError, ActorId, ActorSpec, FullPolicy, Placement, Priority, SendOptions, SystemConfig,
+    Way,
 };
 
 use crate::rig::{NO_STATE, Rig, count_of, counter, echo, forward_to, until, within};
@@ -163,6 +164,11 @@ fn devices_without_a_link_are_reached_over_others_or_through_the_host_or_not_at_
         rig.system.snapshot().dead_letters.get(&warpweft_k2k_router::Reason::Unreachable) == Some(&100)
     });
     assert_eq!(rig.system.snapshot().handed_on, 100, "the device between handed on");
+    let refused = rig.system.relocate(&nowhere, Placement::Device(rig.devices[3]), within()).unwrap_err();
+    assert!(matches!(refused, ActorError::Unreachable { actor, .. } if actor == nowhere.id()), "{refused}");
+    rig.system.relocate(&relayed, Placement::Device(rig.devices[2]), within()).unwrap();
+    relayed.send(0, &[], within()).unwrap();
+    until("it goes on there", || count_of(&far) == 101);
 }
 
 #[test]

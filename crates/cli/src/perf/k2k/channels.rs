@@ -39,7 +39,7 @@ fn spin<T>(mut look: impl FnMut() -> Option<T>) -> T {
             return found;
         }
         looks += 1;
-        if looks < 1000 { hint::spin_loop() } else { thread::yield_now() }
+        if looks < 64 { hint::spin_loop() } else { thread::yield_now() }
     }
 }
 

@@ -15,6 +15,7 @@ Examples:
   warpweft demo --devices 8 --links ring copies go round a ring
   warpweft perf copy -b 1M -e 256M       every pair of devices, beside the raw calls
   warpweft perf all_reduce               collectives, engines side by side
+  warpweft perf k2k                      messages between actors, beside channels of threads
   warpweft topo --backend host --measure what is linked to what, and how fast
   warpweft demo --backend vulkan         the devices of any Vulkan driver
   warpweft graph FILE.json --run         a graph without code: who waits for whom, and does it come out right
@@ -36,6 +37,8 @@ pub(crate) enum Command {
     /// Measure beside the raw calls of the same run.
     #[command(subcommand)]
     Perf(Perf),
+    /// Run a ring of actors over the devices, and show what there is then.
+    Actors(Actors),
     /// Show what is linked to what: on this machine, between devices, or in a file.
     Topo(Topo),
     /// Say what is there, what is missing, and how to get it.
@@ -59,6 +62,8 @@ pub(crate) enum Perf {
     Launch(PerfLaunch),
     /// Graphs of many small nodes: recording, preparing, submitting and replaying them.
     Graph(PerfGraph),
+    /// Messages between actors, and between threads beside crossbeam-channel and flume.
+    K2k(PerfK2k),
     /// Every rank gets what all ranks' elements reduce to.
     #[command(name = "all_reduce")]
     AllReduce(PerfCollective),
@@ -88,7 +93,7 @@ impl Perf {
     /// Which collective, if it is one.
     pub(crate) const fn collective(&self) -> Option<(Kind, &PerfCollective)> {
         Some(match self {
-            Self::Copy(_) | Self::Launch(_) | Self::Graph(_) => return None,
+            Self::Copy(_) | Self::Launch(_) | Self::Graph(_) | Self::K2k(_) => return None,
             Self::AllReduce(args) => (Kind::AllReduce, args),
             Self::AllGather(args) => (Kind::AllGather, args),
             Self::ReduceScatter(args) => (Kind::ReduceScatter, args),
@@ -246,6 +251,53 @@ pub(crate) struct PerfLaunch {
     #[arg(short = 'w', long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(..=10_000_000))]
     pub(crate) warmup: u32,
     /// Print one JSON object for each row.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "\
+Rows: lane, crossbeam and flume are two threads and their channels, by turns; the others are actors and the host.
+p50 and p99 are half of an answered round trip for pairs, and the whole of it for ask; rate counts messages that
+were served. Every payload is checked: lost, duplicated and reordered have to be 0.
+
+Examples:
+  warpweft perf k2k
+  warpweft perf k2k --size 4K --devices 2
+  warpweft perf k2k --json > messages.jsonl")]
+pub(crate) struct PerfK2k {
+    #[command(flatten)]
+    pub(crate) selection: Selection,
+    /// Bytes of each message, at least 16.
+    #[arg(long, value_name = "BYTES", default_value = "64", value_parser = parse_size)]
+    pub(crate) size: u64,
+    /// Messages of each round.
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 100_000, value_parser = clap::value_parser!(u32).range(100..=100_000_000))]
+    pub(crate) messages: u32,
+    /// Rounds, in which all take their turns.
+    #[arg(short = 'r', long, value_name = "N", default_value_t = 21, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub(crate) rounds: u32,
+    /// Print one JSON object for each row.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "\
+Examples:
+  warpweft actors
+  warpweft actors --devices 8 --links chain --json
+  warpweft actors --trace trace.json     what handlers did, for Perfetto or Chrome's tracing page")]
+pub(crate) struct Actors {
+    #[command(flatten)]
+    pub(crate) selection: Selection,
+    /// How often the token goes round.
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub(crate) rounds: u32,
+    /// Save what handlers did.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) trace: Option<PathBuf>,
+    /// Print one JSON object.
     #[arg(long)]
     pub(crate) json: bool,
 }

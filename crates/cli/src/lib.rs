@@ -2,10 +2,12 @@
 //!
 //! `warpweft demo` shows what works on this machine, `warpweft perf` measures it beside the raw calls,
 //! `warpweft topo` shows what is linked to what, `warpweft doctor` says what is missing and how to get it,
+//! `warpweft actors` runs a ring of actors over the devices and shows what there is,
 //! `warpweft graph` explains, draws and runs a graph that is written in a file, and `warpweft launch` starts the
 //! processes of a job.
 //! `warpweft --help` has examples.
 
+mod actors;
 mod args;
 mod demo;
 mod doctor;
@@ -44,6 +46,7 @@ pub fn run_with(arguments: impl IntoIterator<Item = impl Into<OsString> + Clone>
     let result = match &args.command {
         args::Command::Demo(demo) => demo::run(demo),
         args::Command::Perf(perf) => perf::run(perf),
+        args::Command::Actors(actors) => actors::run(actors),
         args::Command::Topo(topo) => topo::run(topo),
         args::Command::Doctor(doctor) => doctor::run(doctor),
         args::Command::Flight(flight) => flight::run(flight),

@@ -77,6 +77,18 @@ pub enum Error {
     #[cfg(feature = "graph-runtime")]
     #[error(transparent)]
     Map(Box<warpweft_graph_runtime::MapError>),
+    /// A system of actors could not be started, or an actor not be begun, parked, moved or ended.
+    #[cfg(feature = "k2k-router")]
+    #[error(transparent)]
+    Actor(Box<warpweft_k2k_router::ActorError>),
+    /// A message was not sent.
+    #[cfg(feature = "k2k-router")]
+    #[error(transparent)]
+    Send(#[from] warpweft_k2k_router::SendError),
+    /// An actor did not answer.
+    #[cfg(feature = "k2k-router")]
+    #[error(transparent)]
+    Ask(#[from] warpweft_k2k_router::AskError),
     /// Submitted work failed.
     #[error("{0}")]
     Failed(Arc<Failure>),
@@ -112,6 +124,12 @@ impl Error {
             Self::Completion(error) => error.class(),
             #[cfg(feature = "graph-runtime")]
             Self::Map(error) => error.class(),
+            #[cfg(feature = "k2k-router")]
+            Self::Actor(error) => error.class(),
+            #[cfg(feature = "k2k-router")]
+            Self::Send(error) => error.class(),
+            #[cfg(feature = "k2k-router")]
+            Self::Ask(error) => error.class(),
             Self::Failed(failure) => failure.class(),
         }
     }
@@ -120,6 +138,13 @@ impl Error {
 impl From<Arc<Failure>> for Error {
     fn from(failure: Arc<Failure>) -> Self {
         Self::Failed(failure)
+    }
+}
+
+#[cfg(feature = "k2k-router")]
+impl From<warpweft_k2k_router::ActorError> for Error {
+    fn from(error: warpweft_k2k_router::ActorError) -> Self {
+        Self::Actor(Box::new(error))
     }
 }
 

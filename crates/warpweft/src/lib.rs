@@ -30,6 +30,7 @@
 //! - `bootstrap`: processes of one job that find and watch each other, `bootstrap`.
 //! - `comm`: collectives over devices of every backend, `comm`.
 //! - `graph-runtime`: graphs whose order follows from what each operation reads and writes, `graph_runtime`.
+//! - `k2k-router`: actors that send each other messages between devices, `k2k_router`.
 //! - `wrappers`: devices that inject faults, find races or record traces, `wrappers`.
 //!
 //! A feature makes a backend available; the program says which ones run, by value.
@@ -59,6 +60,9 @@ pub use warpweft_graph_runtime as graph_runtime;
 /// CPU devices, linked in any way.
 #[cfg(feature = "host")]
 pub use warpweft_host as host;
+/// Messages between actors on any devices.
+#[cfg(feature = "k2k-router")]
+pub use warpweft_k2k_router as k2k_router;
 /// What is linked to what.
 pub use warpweft_topology as topology;
 /// Copies between any two devices.

@@ -3,6 +3,7 @@
 pub(crate) mod collective;
 pub(crate) mod copy;
 pub(crate) mod graph;
+pub(crate) mod k2k;
 pub(crate) mod launch;
 
 use std::process::ExitCode;
@@ -14,6 +15,7 @@ pub(crate) fn run(perf: &Perf) -> anyhow::Result<ExitCode> {
         Perf::Copy(args) => copy::run(args),
         Perf::Launch(args) => launch::run(args),
         Perf::Graph(args) => graph::run(args),
+        Perf::K2k(args) => k2k::run(args),
         other => match other.collective() {
             Some((kind, args)) => collective::run(kind, args),
             None => anyhow::bail!("there is no such measurement"),

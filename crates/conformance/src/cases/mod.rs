@@ -1,5 +1,6 @@
 //! The cases, by what they are about.
 
+mod actors;
 mod clock;
 mod comm;
 mod copy;
@@ -36,6 +37,7 @@ pub(crate) fn all() -> Vec<Case> {
         clock::CASES,
         interop::CASES,
         comm::CASES,
+        actors::CASES,
         #[cfg(unix)]
         sharing::CASES,
     ]

@@ -1,0 +1,692 @@
+//! A system of actors on devices.
+
+use std::{
+    collections::BTreeMap,
+    fmt,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU32, Ordering},
+        mpsc,
+    },
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use serde_json::Value;
+use warpweft_core_types::{
+    CodeFormat, Deadline, Device, DeviceId, Features, HostFunction, KernelCode, KernelContract, Launch,
+    Progress, Resident, ResidentDesc,
+};
+
+use crate::{
+    ActorError, AskError, Message, SendError,
+    actor::{ActorId, ActorSpec, FullPolicy, Layout, SendOptions},
+    channels::Channels,
+    dead_letter::{DeadLetter, DeadLetters, Reason},
+    epoch::{Event, Goal, Outcome, Seat},
+    executor::{Core, Executor, Local, inspection},
+    host_port::{HostPort, Outward, Patience},
+    inbox::Inbox,
+    post::{Lanes, Post},
+    reply::{Replies, Reply},
+    ring::{Consumer, SharedProducer, lane, shared_lane},
+    service::{Begin, Milestone, Request, Service},
+    shared::{Command, ExecutorSide, Shared},
+    stats::{ActorStats, DeviceStats, LatencyStats, PendingMessage, RouteStats, Snapshot, latencies},
+    table::{Entry, Routes, Way, Ways},
+    trace::to_chrome,
+    wire::PRIORITIES,
+};
+
+/// Beyond its limit, an epoch is given this long to tell how it ended.
+const GRACE: Duration = Duration::from_millis(200);
+
+/// How a system is set up.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SystemConfig {
+    /// Resident workgroups of each device that serve actors.
+    pub executors_per_device: u32,
+    /// Lines of 16 bytes of each lane.
+    pub lane_lines: usize,
+    /// Dead letters that are remembered; all are counted.
+    pub dead_letters: usize,
+    /// Runs of handlers that each executor remembers for [`System::trace`]; with 0 none are.
+    pub trace_spans: usize,
+    /// One of so many messages has its time taken.
+    pub sample_every: u32,
+}
+
+impl Default for SystemConfig {
+    fn default() -> Self {
+        Self {
+            executors_per_device: 1,
+            lane_lines: 4096,
+            dead_letters: 1024,
+            trace_spans: 0,
+            sample_every: 64,
+        }
+    }
+}
+
+/// Where an actor shall be.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Placement {
+    /// Where the fewest are.
+    #[default]
+    Any,
+    /// On this device.
+    Device(DeviceId),
+}
+
+/// Actors on devices, and everything that serves them. Dropping it ends them all.
+#[derive(Debug)]
+pub struct System {
+    inner: Arc<Inner>,
+    residents: Vec<Arc<dyn Resident>>,
+    service: Option<JoinHandle<()>>,
+}
+
+/// What references to actors keep.
+struct Inner {
+    shared: Arc<Shared>,
+    port: Arc<HostPort>,
+    devices: Vec<Arc<dyn Device>>,
+    last_actor: AtomicU32,
+    plans: Mutex<Plans>,
+}
+
+/// What is declared of actors.
+#[derive(Debug, Default)]
+struct Plans {
+    channels: Channels,
+    /// Layouts of messages by kind, and the actor that named it first.
+    kinds: BTreeMap<u32, Layout>,
+}
+
+impl System {
+    /// Starts executors on the devices.
+    ///
+    /// # Errors
+    ///
+    /// [`ActorError::Unsupported`] for a device that runs no actors, [`ActorError::Resident`] where it has no room for
+    /// the executors, and others naming what could not be had. Nothing is left running then.
+    pub fn start(devices: Vec<Arc<dyn Device>>, config: &SystemConfig) -> Result<Self, ActorError> {
+        check(&devices, config)?;
+        let per_device = config.executors_per_device as usize;
+        let count = devices.len() * per_device;
+        let (service, requests) = mpsc::channel();
+        let side =
+            |executor: usize| ExecutorSide::new(executor / per_device, devices.len(), config.trace_spans);
+        let shared = Arc::new(Shared {
+            routes: Routes::default(),
+            ways: Ways::of_devices(&devices),
+            executors: (0..count).map(side).collect(),
+            replies: Arc::new(Replies::default()),
+            dead: DeadLetters::new(config.dead_letters),
+            service,
+            origin: Instant::now(),
+            sample_every: config.sample_every.saturating_sub(1),
+            may_spin: thread::available_parallelism().is_ok_and(|cores| count <= cores.get()),
+        });
+        let (executors, host) = wire(&shared, config.lane_lines)?;
+        let port = Arc::new(HostPort::new(host, Arc::clone(&shared)));
+        let mut executors = executors.into_iter();
+        let residents = devices
+            .iter()
+            .map(|device| launch(device, executors.by_ref().take(per_device).collect()))
+            .collect::<Result<Vec<_>, _>>()?;
+        let thread = Service::new(Arc::clone(&shared), Arc::clone(&port), devices.clone(), residents.clone());
+        let service =
+            thread::Builder::new().name("k2k service".to_owned()).spawn(move || thread.run(&requests));
+        let service = service.map_err(|error| ActorError::Service { reason: error.to_string() })?;
+        let inner = Inner { shared, port, devices, last_actor: AtomicU32::new(0), plans: Mutex::default() };
+        Ok(Self { inner: Arc::new(inner), residents, service: Some(service) })
+    }
+
+    /// Begins an actor.
+    ///
+    /// # Errors
+    ///
+    /// [`ActorError::Layout`] where the code was written for another state, or another actor means something else by a
+    /// kind of message; [`ActorError::NoDevice`], [`ActorError::Invalid`].
+    pub fn spawn(&self, spec: &ActorSpec, placement: Placement) -> Result<ActorRef, ActorError> {
+        let inner = &self.inner;
+        if spec.state != spec.code.state {
+            let what = format!("the state of {:?}", spec.name);
+            return Err(ActorError::Layout { what, one: spec.state, other: spec.code.state });
+        }
+        if spec.inbox_capacity == 0 || spec.threads != 1 {
+            let reason = "an inbox takes at least one message, and a Rust function has one thread".to_owned();
+            return Err(ActorError::Invalid { reason });
+        }
+        let executor = inner.place(placement)?;
+        inner.plans().declare_kinds(&spec.code.messages)?;
+        // Relaxed: a number, and nothing else.
+        let id = ActorId(inner.last_actor.fetch_add(1, Ordering::Relaxed) + 1);
+        let inbox = Arc::new(Inbox::new(id, spec));
+        let core = Core::new(Arc::clone(&inbox), spec.code.clone());
+        let local = Box::new(Local::new(Seat::serving(), core));
+        inner.shared.executors[executor].tell(Command::Insert(local));
+        inner.shared.routes.change(|table| {
+            table.insert(Entry { executor, generation: 0, inbox: Arc::clone(&inbox) });
+        });
+        Ok(ActorRef { inner: Arc::clone(inner), inbox })
+    }
+
+    /// Declares that `from` sends to `to` and waits for room there.
+    ///
+    /// # Errors
+    ///
+    /// [`ActorError::Cycle`], naming the circle, where all of them would wait for each other.
+    pub fn connect(&self, from: &ActorRef, to: &ActorRef) -> Result<(), ActorError> {
+        if !matches!(to.inbox.full, FullPolicy::Wait { .. }) {
+            return Ok(());
+        }
+        let declared = self.inner.plans().channels.declare(from.id(), to.id());
+        declared.map_err(|circle| ActorError::Cycle { circle })
+    }
+
+    /// Sends the same to each of these, and says of each what became of it.
+    pub fn broadcast(
+        &self,
+        to: &[ActorRef],
+        kind: u32,
+        payload: &[u8],
+        deadline: Deadline,
+    ) -> Vec<Result<(), SendError>> {
+        to.iter().map(|actor| actor.send(kind, payload, deadline)).collect()
+    }
+
+    /// Stops an actor at a message boundary until the result is dropped or resumed. Messages wait meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// [`ActorError::Unparkable`] by the deadline, naming the handler that ran; the actor goes on then.
+    pub fn park(&self, actor: &ActorRef, deadline: Deadline) -> Result<Parked, ActorError> {
+        match self.inner.epoch(actor.id(), Goal::Park, None, deadline)? {
+            Milestone::Parked => Ok(Parked { inner: Arc::clone(&self.inner), actor: actor.id() }),
+            Milestone::Ended(outcome) => Err(unparked(actor.id(), outcome)),
+        }
+    }
+
+    /// Ends an actor at a message boundary. What waits for it, and what is sent to it from now on, is dead.
+    ///
+    /// # Errors
+    ///
+    /// [`ActorError::Unparkable`] by the deadline; the actor goes on then. [`ActorError::Busy`] while it is parked.
+    pub fn stop(&self, actor: &ActorRef, deadline: Deadline) -> Result<(), ActorError> {
+        self.inner.run_epoch(actor.id(), Goal::Stop, None, deadline)?;
+        self.inner.plans().channels.forget(actor.id());
+        Ok(())
+    }
+
+    /// Has an actor go on elsewhere, while messages flow: each is served once and in its order.
+    ///
+    /// # Errors
+    ///
+    /// [`ActorError::Returned`] where it serves where it was, [`ActorError::Timeout`] where it is on its way for good
+    /// and was not there by the deadline, and others naming what is wrong.
+    pub fn relocate(
+        &self,
+        actor: &ActorRef,
+        placement: Placement,
+        deadline: Deadline,
+    ) -> Result<(), ActorError> {
+        let target = self.inner.place(placement)?;
+        let table = self.inner.shared.routes.load();
+        let entry =
+            table.find(actor.id()).map_err(|reason| ActorError::Gone { actor: actor.id(), reason })?;
+        if entry.executor == target {
+            return Ok(());
+        }
+        let shared = &self.inner.shared;
+        let [from, to] = [entry.executor, target].map(|executor| shared.executors[executor].device);
+        if shared.ways.way(from, to) == Way::Unreachable {
+            let [from, to] = [from, to].map(|device| self.inner.devices[device].info().id);
+            return Err(ActorError::Unreachable { actor: actor.id(), from, to });
+        }
+        self.inner.run_epoch(actor.id(), Goal::Move, Some(target), deadline)
+    }
+
+    /// Ends an actor without waiting for a message boundary. If its handler runs, what it does is lost.
+    ///
+    /// # Errors
+    ///
+    /// [`ActorError::Gone`] if it is not there any more.
+    pub fn kill(&self, actor: &ActorRef) -> Result<(), ActorError> {
+        let (shared, id) = (&self.inner.shared, actor.id());
+        let table = shared.routes.load();
+        let entry = table.find(id).map_err(|reason| ActorError::Gone { actor: id, reason })?;
+        shared.routes.change(|table| table.remove(id, Reason::ActorKilled));
+        shared.executors[entry.executor].tell(Command::Kill(id, Reason::ActorKilled));
+        shared.replies.give_up(Reason::ActorKilled, |asked| asked == id);
+        self.inner.plans().channels.forget(id);
+        Ok(())
+    }
+
+    /// The way of messages from one device to another.
+    ///
+    /// # Errors
+    ///
+    /// [`ActorError::NoDevice`] for a device that is not the system's.
+    pub fn way(&self, from: DeviceId, to: DeviceId) -> Result<Way, ActorError> {
+        Ok(self.inner.shared.ways.way(self.inner.position(from)?, self.inner.position(to)?))
+    }
+
+    /// Messages that nobody served, oldest first; they are forgotten here.
+    pub fn dead_letters(&self) -> Vec<DeadLetter> {
+        self.inner.shared.dead.take()
+    }
+
+    /// Messages that wait at executors, as far as those answer by the deadline; and the devices that did not.
+    pub fn pending(&self, deadline: Deadline) -> (Vec<PendingMessage>, Vec<DeviceId>) {
+        let shared = &self.inner.shared;
+        let asked: Vec<_> = shared
+            .executors
+            .iter()
+            .map(|executor| {
+                let (command, answer) = inspection();
+                executor.tell(command);
+                (executor.device, answer)
+            })
+            .collect();
+        let (mut all, mut silent) = (Vec::new(), Vec::new());
+        for (device, answer) in asked {
+            match answer.recv_timeout(deadline.remaining()) {
+                Ok(pending) => all.extend(pending),
+                Err(_) => silent.push(self.inner.devices[device].info().id),
+            }
+        }
+        (all, silent)
+    }
+
+    /// What there is and what has happened. Nothing is stopped for it.
+    pub fn snapshot(&self) -> Snapshot {
+        self.inner.snapshot()
+    }
+
+    /// What handlers did when, as JSON for Chrome's tracing page or Perfetto; see [`SystemConfig::trace_spans`].
+    pub fn trace(&self) -> Value {
+        let executors = &self.inner.shared.executors;
+        let spans = executors
+            .iter()
+            .map(|executor| (self.inner.devices[executor.device].info().id, executor.spans.all()));
+        to_chrome(&spans.collect::<Vec<_>>())
+    }
+
+    /// Ends everything and returns once no handler runs.
+    ///
+    /// # Errors
+    ///
+    /// [`ActorError::Resident`] naming a device whose executor did not return by the deadline.
+    pub fn shut_down(mut self, deadline: Deadline) -> Result<(), ActorError> {
+        self.end_service();
+        for resident in &self.residents {
+            resident.stop(deadline)?;
+        }
+        Ok(())
+    }
+
+    fn end_service(&mut self) {
+        let _gone = self.inner.shared.service.send(Request::Shutdown);
+        if let Some(service) = self.service.take()
+            && service.join().is_err()
+        {
+            tracing::error!("the service thread of actors had panicked");
+        }
+    }
+}
+
+impl Drop for System {
+    /// Tells the executors to end, and does not wait for handlers.
+    fn drop(&mut self) {
+        self.end_service();
+    }
+}
+
+/// Refuses what cannot work before anything is started.
+fn check(devices: &[Arc<dyn Device>], config: &SystemConfig) -> Result<(), ActorError> {
+    if devices.is_empty() || config.executors_per_device == 0 {
+        let reason = "a system has at least one device and one executor on each".to_owned();
+        return Err(ActorError::Invalid { reason });
+    }
+    for (position, device) in devices.iter().enumerate() {
+        let info = device.info();
+        let unsupported = |reason| Err(ActorError::Unsupported { device: info.id, reason });
+        if devices[..position].iter().any(|other| other.info().id == info.id) {
+            return Err(ActorError::Invalid { reason: format!("{} is there twice", info.id) });
+        }
+        if !device.features().contains(Features::RESIDENT_KERNELS) {
+            return unsupported("it has no resident kernels");
+        }
+        if !info.code_formats.contains(&CodeFormat::HostFunction) {
+            return unsupported("its executor is not written yet; actors run on host devices");
+        }
+    }
+    Ok(())
+}
+
+type HostLanes = [SharedProducer; PRIORITIES];
+
+/// Makes all lanes, and an executor at the end of each.
+fn wire(shared: &Arc<Shared>, lines: usize) -> Result<(Vec<Executor>, Vec<HostLanes>), ActorError> {
+    let count = shared.executors.len();
+    let mut outputs: Vec<Vec<Option<Lanes>>> = (0..count).map(|_| Vec::new()).collect();
+    let (mut inputs, mut host) = (Vec::new(), Vec::new());
+    for to in &shared.executors {
+        let (producers, consumers) = all_priorities(|| shared_lane(lines))?;
+        let mut consumers = vec![consumers];
+        host.push(producers);
+        for (from, outputs) in shared.executors.iter().zip(&mut outputs) {
+            let way = shared.ways.way(from.device, to.device);
+            let is_straight = matches!(way, Way::SameDevice | Way::Peer | Way::HostMediated);
+            outputs.push(if is_straight && !std::ptr::eq(from, to) {
+                let (producers, more) = all_priorities(|| lane(lines))?;
+                consumers.push(more);
+                Some(producers)
+            } else {
+                None
+            });
+        }
+        inputs.push(consumers);
+    }
+    let lines = lines.next_power_of_two();
+    let executors = outputs.into_iter().zip(inputs).enumerate();
+    let executors = executors.map(|(index, (outputs, inputs))| {
+        Executor::new(Post::new(index, outputs, Arc::clone(shared)), inputs, lines)
+    });
+    Ok((executors.collect(), host))
+}
+
+/// One lane for each priority, taken apart.
+fn all_priorities<P>(
+    make: impl Fn() -> Result<(P, Consumer), crate::RingError>,
+) -> Result<([P; PRIORITIES], [Consumer; PRIORITIES]), crate::RingError> {
+    let ((p0, c0), (p1, c1), (p2, c2)) = (make()?, make()?, make()?);
+    Ok(([p0, p1, p2], [c0, c1, c2]))
+}
+
+/// Starts the executors of a device as one resident kernel.
+fn launch(device: &Arc<dyn Device>, executors: Vec<Executor>) -> Result<Arc<dyn Resident>, ActorError> {
+    const NAME: &str = "actors";
+    let count = u32::try_from(executors.len()).unwrap_or(u32::MAX);
+    let executors: Vec<Mutex<Executor>> = executors.into_iter().map(Mutex::new).collect();
+    let slice = HostFunction::resident(move |workgroup| {
+        let Some(executor) = executors.get(workgroup.index()[0] as usize) else { return Progress::Finished };
+        // A workgroup runs one slice at a time, so nobody waits here.
+        executor.lock().unwrap_or_else(PoisonError::into_inner).run_slice(workgroup)
+    });
+    let code = KernelCode::new().with_function(KernelContract::new(NAME, []).resident(), slice);
+    let kernel = device.load(&code)?.kernel(NAME)?;
+    let residents = device.residents();
+    let residents = residents
+        .ok_or(ActorError::Unsupported { device: device.info().id, reason: "it has no resident kernels" })?;
+    Ok(residents.launch(&ResidentDesc::new(Launch::new(&kernel, [count, 1, 1], &[])?))?)
+}
+
+fn unparked(actor: ActorId, outcome: Outcome) -> ActorError {
+    let gone = ActorError::Gone { actor, reason: Reason::ActorStopped };
+    Service::result(actor, outcome).err().unwrap_or(gone)
+}
+
+impl fmt::Debug for Inner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Actors").field("devices", &self.devices).finish_non_exhaustive()
+    }
+}
+
+impl Inner {
+    fn plans(&self) -> MutexGuard<'_, Plans> {
+        // Nothing panics under the lock.
+        self.plans.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn position(&self, device: DeviceId) -> Result<usize, ActorError> {
+        let position = self.devices.iter().position(|known| known.info().id == device);
+        position.ok_or(ActorError::NoDevice { device })
+    }
+
+    /// The executor in service with the fewest actors.
+    fn place(&self, placement: Placement) -> Result<usize, ActorError> {
+        let device = match placement {
+            Placement::Any => None,
+            Placement::Device(device) => Some(self.position(device)?),
+        };
+        let table = self.shared.routes.load();
+        let executors = self.shared.executors.iter().enumerate();
+        let fit = executors.filter(|(_, executor)| {
+            !executor.is_lost() && device.is_none_or(|device| executor.device == device)
+        });
+        let load = |at: usize| table.entries().filter(|entry| entry.executor == at).count();
+        let best = fit.map(|(at, executor)| (executor.looping().is_some(), load(at), at)).min();
+        let lost = device.map_or_else(|| self.devices[0].info().id, |device| self.devices[device].info().id);
+        best.map(|(_, _, at)| at).ok_or(ActorError::NoDevice { device: lost })
+    }
+
+    fn run_epoch(
+        &self,
+        actor: ActorId,
+        goal: Goal,
+        target: Option<usize>,
+        deadline: Deadline,
+    ) -> Result<(), ActorError> {
+        match self.epoch(actor, goal, target, deadline)? {
+            Milestone::Ended(outcome) => Service::result(actor, outcome),
+            Milestone::Parked => Err(ActorError::Busy { actor }),
+        }
+    }
+
+    fn epoch(
+        &self,
+        actor: ActorId,
+        goal: Goal,
+        target: Option<usize>,
+        deadline: Deadline,
+    ) -> Result<Milestone, ActorError> {
+        let (done, ended) = mpsc::channel();
+        let limit = deadline.remaining();
+        let begin = Begin { actor, goal, target, limit, done };
+        let gone = || ActorError::Service { reason: "it has ended".to_owned() };
+        self.shared.service.send(Request::Begin(Box::new(begin))).map_err(|_| gone())?;
+        match ended.recv_timeout(limit.saturating_add(GRACE)) {
+            Ok(result) => result,
+            Err(mpsc::RecvTimeoutError::Timeout) => Err(ActorError::Timeout { actor }),
+            Err(mpsc::RecvTimeoutError::Disconnected) => Err(gone()),
+        }
+    }
+
+    fn snapshot(&self) -> Snapshot {
+        let shared = &self.shared;
+        let table = shared.routes.load();
+        let id = |device: usize| self.devices[device].info().id;
+        let mut actors: Vec<_> = table
+            .entries()
+            .map(|entry| {
+                let executor = &shared.executors[entry.executor];
+                ActorStats {
+                    id: entry.inbox.actor,
+                    name: entry.inbox.name.clone(),
+                    device: id(executor.device),
+                    generation: entry.generation,
+                    served: entry.inbox.served(),
+                    inbox_capacity: entry.inbox.capacity,
+                    full: entry.inbox.full,
+                    is_looping: executor.looping() == Some(entry.inbox.actor),
+                }
+            })
+            .collect();
+        actors.sort_by_key(|actor| actor.id);
+        let devices = (0..self.devices.len()).map(|device| {
+            let own = || shared.executors.iter().filter(move |executor| executor.device == device);
+            DeviceStats {
+                device: id(device),
+                is_lost: own().any(ExecutorSide::is_lost),
+                unparkable: own().find_map(ExecutorSide::looping),
+                served: own().map(|executor| executor.counters.served.get()).sum(),
+            }
+        });
+        let sum = |count: fn(&ExecutorSide) -> u64| shared.executors.iter().map(count).sum();
+        Snapshot {
+            devices: devices.collect(),
+            actors,
+            routes: self.routes(),
+            served: sum(|executor| executor.counters.served.get()),
+            duplicates: sum(|executor| executor.counters.duplicates.get()),
+            early: sum(|executor| executor.counters.early.get()),
+            handed_on: sum(|executor| executor.counters.handed_on.get()),
+            dead_letters: shared.dead.counts(),
+        }
+    }
+
+    /// Routes between devices that were used, and those of the host.
+    fn routes(&self) -> Vec<RouteStats> {
+        let (shared, count) = (&self.shared, self.devices.len());
+        let mut routes = Vec::new();
+        for (from, to) in (0..=count).flat_map(|from| (0..count).map(move |to| (from, to))) {
+            let from = Some(from).filter(|&from| from < count);
+            let mut latency = latencies();
+            for executor in shared.executors.iter().filter(|executor| executor.device == to) {
+                executor.counters.add_latencies(from, &mut latency);
+            }
+            let of_from = shared.executors.iter().filter(|executor| Some(executor.device) == from);
+            let sent = of_from.map(|executor| {
+                let (messages, bytes) = &executor.counters.sent[to];
+                (messages.get(), bytes.get())
+            });
+            let (messages, bytes) = sent.fold((0, 0), |sum, sent| (sum.0 + sent.0, sum.1 + sent.1));
+            if messages == 0 && latency.is_empty() {
+                continue;
+            }
+            let way = from.map_or(Way::HostMediated, |from| shared.ways.way(from, to));
+            let device = |position: usize| self.devices[position].info().id;
+            routes.push(RouteStats {
+                from: from.map(device),
+                to: device(to),
+                way,
+                messages,
+                bytes,
+                latency: LatencyStats::of(&latency),
+            });
+        }
+        routes
+    }
+}
+
+impl Plans {
+    fn declare_kinds(&mut self, kinds: &[(u32, Layout)]) -> Result<(), ActorError> {
+        for &(kind, layout) in kinds {
+            match self.kinds.get(&kind) {
+                Some(&known) if known != layout => {
+                    let what = format!("a message of kind {kind}");
+                    return Err(ActorError::Layout { what, one: known, other: layout });
+                }
+                _ => {}
+            }
+        }
+        self.kinds.extend(kinds.iter().copied());
+        Ok(())
+    }
+}
+
+/// An actor, as the host sees it. Dropping it ends nothing.
+#[derive(Debug, Clone)]
+pub struct ActorRef {
+    inner: Arc<Inner>,
+    inbox: Arc<Inbox>,
+}
+
+impl ActorRef {
+    /// Who it is.
+    pub fn id(&self) -> ActorId {
+        self.inbox.actor
+    }
+
+    /// Messages it has served.
+    pub fn served(&self) -> u64 {
+        self.inbox.served()
+    }
+
+    /// Sends a message; waits for room as the actor's policy says, by the deadline at most.
+    ///
+    /// # Errors
+    ///
+    /// A [`SendError`]; the message was not sent then.
+    pub fn send(&self, kind: u32, payload: &[u8], deadline: impl Into<Deadline>) -> Result<(), SendError> {
+        self.send_with(kind, payload, SendOptions::default(), deadline)
+    }
+
+    /// The same with options.
+    ///
+    /// # Errors
+    ///
+    /// As [`ActorRef::send`].
+    pub fn send_with(
+        &self,
+        kind: u32,
+        payload: &[u8],
+        options: SendOptions,
+        deadline: impl Into<Deadline>,
+    ) -> Result<(), SendError> {
+        let message = Outward { to: self.id(), kind, payload, options, correlation: 0 };
+        self.inner.port.send(&self.inbox, &message, Patience::Until(deadline.into()))
+    }
+
+    /// Sends a message if there is room now.
+    ///
+    /// # Errors
+    ///
+    /// [`SendError::Full`] if there is none, and others.
+    pub fn try_send(&self, kind: u32, payload: &[u8]) -> Result<(), SendError> {
+        let message =
+            Outward { to: self.id(), kind, payload, options: SendOptions::default(), correlation: 0 };
+        self.inner.port.send(&self.inbox, &message, Patience::None)
+    }
+
+    /// Sends a question, whose answer is awaited at the result; waits for room as [`ActorRef::send`] does.
+    ///
+    /// # Errors
+    ///
+    /// As [`ActorRef::send`].
+    pub fn ask(&self, kind: u32, payload: &[u8], deadline: impl Into<Deadline>) -> Result<Reply, AskError> {
+        let reply = self.inner.shared.replies.expect(self.id());
+        let correlation = reply.correlation();
+        let message = Outward { to: self.id(), kind, payload, options: SendOptions::default(), correlation };
+        self.inner.port.send(&self.inbox, &message, Patience::Until(deadline.into()))?;
+        Ok(reply)
+    }
+
+    /// Asks and waits for the answer.
+    ///
+    /// # Errors
+    ///
+    /// See [`AskError`].
+    pub fn call(
+        &self,
+        kind: u32,
+        payload: &[u8],
+        deadline: impl Into<Deadline>,
+    ) -> Result<Message, AskError> {
+        let deadline = deadline.into();
+        self.ask(kind, payload, deadline)?.wait(deadline)
+    }
+}
+
+/// An actor that stands still. It goes on when this is dropped.
+#[derive(Debug)]
+pub struct Parked {
+    inner: Arc<Inner>,
+    actor: ActorId,
+}
+
+impl Parked {
+    /// Has the actor go on.
+    pub fn resume(self) {}
+}
+
+impl Drop for Parked {
+    fn drop(&mut self) {
+        let request = Request::Event { actor: self.actor, event: Event::Release, core: None };
+        // Without the service no actor goes on.
+        let _gone = self.inner.shared.service.send(request);
+    }
+}

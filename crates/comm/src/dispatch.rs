@@ -87,7 +87,7 @@ impl fmt::Display for Way {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.engine.fmt(f)?;
         let Some(Shape { channels, two_shots }) = self.shape else { return Ok(()) };
-        write!(f, " in {channels} blocks")?;
+        write!(f, " in {channels} {}", if channels == 1 { "block" } else { "blocks" })?;
         if two_shots { f.write_str(", two shots") } else { Ok(()) }
     }
 }

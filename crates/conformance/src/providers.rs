@@ -49,7 +49,7 @@ pub(crate) fn all() -> Vec<Provider> {
         },
         Provider::new("host + other host", "host", vec![two_hosts, two_hosts]),
         // A driver of its own for every run, so that a fault of one is nothing to the others.
-        Provider::new("cuda, stand-in", "stand-in", vec![stand_in_gpus]),
+        Provider::new("cuda, stand-in", "stand-in", vec![three_stand_in_gpus]),
         Provider::new("host + cuda, stand-in", "stand-in", vec![two_hosts, stand_in_gpus]),
         cuda("cuda", vec![gpus]),
         cuda("host + cuda", vec![two_hosts, gpus]),
@@ -142,13 +142,21 @@ fn complaints() -> Vec<String> {
 
 /// The CUDA backend on a driver, and collectives on a library, that are made of host threads.
 fn stand_in_gpus() -> Result<Arc<dyn Backend>, OpenError> {
+    stand_ins(2)
+}
+
+/// More than two ranks do some things in another way.
+fn three_stand_in_gpus() -> Result<Arc<dyn Backend>, OpenError> {
+    stand_ins(3)
+}
+
+fn stand_ins(devices: u8) -> Result<Arc<dyn Backend>, OpenError> {
     let missing = |error: std::io::Error| OpenError::Unavailable {
         backend: "stand-in",
         missing: format!("{error}"),
         driver: None,
     };
-    // More than two ranks do some things in another way.
-    let driver = StandIn::load().map_err(missing)?.with("devices", "3");
+    let driver = StandIn::load().map_err(missing)?.with("devices", &devices.to_string());
     let nccl = warpweft_stand_in_nccl::StandIn::load().map_err(missing)?;
     let nccl = nccl.with("driver", &driver.path().display().to_string());
     let config = CudaConfig::default().with_driver(driver.path()).without_cache().with_nccl(nccl.path());

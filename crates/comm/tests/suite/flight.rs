@@ -65,7 +65,7 @@ fn a_send_whose_partner_never_came_is_named() {
     for engine in ENGINES {
         let folder = tempfile::tempdir().unwrap();
         let flight = FlightConfig { folder: Some(folder.path().to_owned()), ..FlightConfig::default() };
-        let config = CommConfig { timeout: Duration::from_millis(300), flight, ..only(engine) };
+        let config = CommConfig { timeout: Duration::from_secs(1), flight, ..only(engine) };
         ranks(3, &config, |place| {
             let (comm, queue) = (&place.comm, place.queue());
             let large = place.numbers(&vec![1; 1 << 20]);

@@ -50,8 +50,6 @@ mod dead_letter;
 pub mod epoch;
 mod error;
 mod executor;
-#[cfg(feature = "__fuzzing")]
-pub mod fuzzing;
 mod host_port;
 mod inbox;
 mod message;

@@ -139,17 +139,6 @@ fn ring(lines: usize) -> Result<Arc<Shared>, RingError> {
     }))
 }
 
-/// A lane whose lines hold these bytes, 12 in each, with the stamps of the first time it is filled.
-#[cfg(feature = "__fuzzing")]
-pub(crate) fn filled(bytes: &[u8]) -> Consumer {
-    let lines = bytes.len().div_ceil(LINE_BYTES).max(HEADER_LINES);
-    let shared = ring(lines).expect("inputs of a fuzzer are short");
-    for (position, bytes) in (0..).zip(bytes.chunks(LINE_BYTES)) {
-        shared.line(position).write(Halves::of_bytes(bytes, stamp(position, shared.shift)));
-    }
-    Consumer { shared, head: 0, returned: 0 }
-}
-
 /// Lines of a message, if it can ever fit. The header's length is made that of the payload.
 #[inline]
 fn lines_of(shared: &Shared, header: &Header, payload: &[u8]) -> Result<(Header, u64), RingError> {

@@ -11,6 +11,7 @@ use warpweft_core_types::{
 
 use crate::{CommError, Shape, persistent::Work};
 
+mod elements;
 pub(crate) mod host;
 #[cfg(unix)]
 pub(crate) mod low_latency;

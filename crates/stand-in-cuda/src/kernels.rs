@@ -341,7 +341,7 @@ fn work(block: &mut Block<'_>) -> Result<Step, Code> {
 }
 
 /// The types and reductions in the order of their numbers in CUDA.
-const TYPES: [DType; 12] = [
+pub(crate) const TYPES: [DType; 15] = [
     DType::F32,
     DType::F16,
     DType::Bf16,
@@ -354,8 +354,11 @@ const TYPES: [DType; 12] = [
     DType::I8,
     DType::U8,
     DType::Bool,
+    DType::F64,
+    DType::F8E4m3,
+    DType::F8E5m2,
 ];
-const REDUCTIONS: [ReduceOp; 8] = [
+pub(crate) const REDUCTIONS: [ReduceOp; 9] = [
     ReduceOp::Sum,
     ReduceOp::Prod,
     ReduceOp::Min,
@@ -364,6 +367,8 @@ const REDUCTIONS: [ReduceOp; 8] = [
     ReduceOp::And,
     ReduceOp::Or,
     ReduceOp::Xor,
+    // What was multiplied before it was sent is added.
+    ReduceOp::Sum,
 ];
 
 /// The first block does all of it.

@@ -6,7 +6,7 @@ use warpweft_host_collectives::reduce;
 
 use crate::{
     exports::Code,
-    kernels::{Block, Step, now_ns},
+    kernels::{Block, REDUCTIONS, Step, TYPES, now_ns},
     space::View,
 };
 
@@ -35,36 +35,6 @@ const LATE: u32 = 1;
 const BY_PEER: u32 = 2;
 const BY_HOST: u32 = 3;
 
-/// The types and reductions in the order of their numbers in CUDA.
-const DTYPES: [DType; 15] = [
-    DType::F32,
-    DType::F16,
-    DType::Bf16,
-    DType::I64,
-    DType::U64,
-    DType::I32,
-    DType::U32,
-    DType::I16,
-    DType::U16,
-    DType::I8,
-    DType::U8,
-    DType::Bool,
-    DType::F64,
-    DType::F8E4m3,
-    DType::F8E5m2,
-];
-const REDUCTIONS: [ReduceOp; 9] = [
-    ReduceOp::Sum,
-    ReduceOp::Prod,
-    ReduceOp::Min,
-    ReduceOp::Max,
-    ReduceOp::Avg,
-    ReduceOp::And,
-    ReduceOp::Or,
-    ReduceOp::Xor,
-    // What was multiplied before it was sent is added.
-    ReduceOp::Sum,
-];
 const PREMUL: u32 = 8;
 
 /// `Call`.
@@ -370,7 +340,7 @@ impl Channel<'_> {
     }
 
     fn dtype(&self) -> DType {
-        DTYPES[self.call.code as usize >> 16]
+        TYPES[self.call.code as usize >> 16]
     }
 
     fn give(&self, lines: &Lines) -> Result<(), Code> {

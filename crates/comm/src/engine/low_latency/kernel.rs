@@ -8,32 +8,13 @@ use warpweft_core_types::{
 use warpweft_host_collectives::reduce;
 
 use super::window::{PART, lines};
-use crate::CommError;
+use crate::{CommError, engine::elements};
 
 /// The kernel. Its second line tells which source it was made of.
 pub(crate) const SOURCE: &str = include_str!("../../../kernels/low_latency.ptx");
 
 /// Threads of a block.
 pub(crate) const THREADS: u32 = 512;
-
-/// The types, in the order of their numbers in the kernel.
-const DTYPES: [DType; 15] = [
-    DType::F32,
-    DType::F16,
-    DType::Bf16,
-    DType::I64,
-    DType::U64,
-    DType::I32,
-    DType::U32,
-    DType::I16,
-    DType::U16,
-    DType::I8,
-    DType::U8,
-    DType::Bool,
-    DType::F64,
-    DType::F8E4m3,
-    DType::F8E5m2,
-];
 
 /// In the place of a reduction: nothing is reduced.
 pub(crate) const MOVES: u32 = 0xffff;
@@ -120,23 +101,7 @@ impl Call {
 /// What the kernel is told to do with elements: the type and the reduction, or that they are moved.
 pub(crate) fn code(reduction: Option<ReduceOp>, dtype: DType) -> Option<u32> {
     let Some(op) = reduction else { return Some(MOVES) };
-    if !op.is_defined_for(dtype) {
-        return None;
-    }
-    let number = match op {
-        ReduceOp::Sum => 0,
-        ReduceOp::Prod => 1,
-        ReduceOp::Min => 2,
-        ReduceOp::Max => 3,
-        ReduceOp::Avg => 4,
-        ReduceOp::And => 5,
-        ReduceOp::Or => 6,
-        ReduceOp::Xor => 7,
-        ReduceOp::PremulSum(_) => 8,
-        _ => return None,
-    };
-    let dtype = DTYPES.iter().position(|other| *other == dtype)?;
-    Some(u32::try_from(dtype).ok()? << 16 | number)
+    if op.is_defined_for(dtype) { elements::code(op, dtype) } else { None }
 }
 
 /// A factor as the type has it, which is 1 times the factor.

@@ -9,7 +9,7 @@ use warpweft_core_types::{
 };
 use warpweft_host_collectives::reduce;
 
-use crate::CommError;
+use crate::{CommError, engine::elements};
 
 /// Threads of a workgroup, each with one word.
 const THREADS: u32 = 256;
@@ -17,46 +17,16 @@ const THREADS: u32 = 256;
 /// Workgroups of a launch; each goes on where the last has ended.
 const MOST_WORKGROUPS: u64 = 1024;
 
-/// The types, in the order of their numbers in the kernel.
-const DTYPES: [DType; 12] = [
-    DType::F32,
-    DType::F16,
-    DType::Bf16,
-    DType::I64,
-    DType::U64,
-    DType::I32,
-    DType::U32,
-    DType::I16,
-    DType::U16,
-    DType::I8,
-    DType::U8,
-    DType::Bool,
-];
-
-/// The reductions, likewise.
-const OPS: [ReduceOp; 8] = [
-    ReduceOp::Sum,
-    ReduceOp::Prod,
-    ReduceOp::Min,
-    ReduceOp::Max,
-    ReduceOp::Avg,
-    ReduceOp::And,
-    ReduceOp::Or,
-    ReduceOp::Xor,
-];
-
 /// What the kernel is told to do this; none if it cannot. Not every device multiplies and divides 64 bits.
 pub(crate) fn code(op: ReduceOp, dtype: DType) -> Option<u32> {
     let is_long = dtype.size_bytes() == 8;
     if !op.is_defined_for(dtype) || (is_long && matches!(op, ReduceOp::Prod | ReduceOp::Avg)) {
         return None;
     }
-    let (dtype, op) = (position(&DTYPES, &dtype)?, position(&OPS, &op)?);
-    Some(dtype << 16 | op)
-}
-
-fn position<T: PartialEq>(all: &[T], one: &T) -> Option<u32> {
-    all.iter().position(|other| other == one).and_then(|position| u32::try_from(position).ok())
+    if matches!(dtype, DType::F64 | DType::F8E4m3 | DType::F8E5m2) || matches!(op, ReduceOp::PremulSum(_)) {
+        return None;
+    }
+    elements::code(op, dtype)
 }
 
 /// Memory in which a device reduces: the place for the result, and behind it what each rank gives.
@@ -143,7 +113,7 @@ fn kernel_code() -> KernelCode {
 fn reduce_on_host(workgroup: &Workgroup<'_>) {
     let memory = workgroup.slice::<u8>(0);
     let [words, ranks, stride, code] = [1, 2, 3, 4].map(|index| workgroup.scalar::<u32>(index) as usize);
-    let (op, dtype) = (OPS[code & 0xffff], DTYPES[code >> 16]);
+    let (op, dtype) = (elements::OPS[code & 0xffff], elements::DTYPES[code >> 16]);
     // Two words, so that no element is cut.
     let share = words.div_ceil(workgroup.workgroups()[0] as usize).next_multiple_of(2);
     let first = (workgroup.index()[0] as usize * share).min(words);

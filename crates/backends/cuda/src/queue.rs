@@ -145,15 +145,12 @@ impl State {
 struct Spare {
     /// A semaphore or a waiter may still look at it.
     event: Arc<Event>,
-    /// None, and room for as many as there were.
-    signals: Signals,
     keep: KeepAlive,
 }
 
 impl Spare {
     fn create(context: &Arc<Context>) -> Result<Self, DriverError> {
-        let event = Arc::new(Event::create(context)?);
-        Ok(Self { event, signals: Signals::new(), keep: KeepAlive::default() })
+        Ok(Self { event: Arc::new(Event::create(context)?), keep: KeepAlive::default() })
     }
 }
 
@@ -206,8 +203,8 @@ impl InFlight {
 }
 
 impl From<Spare> for InFlight {
-    fn from(Spare { event, signals, keep }: Spare) -> Self {
-        let (awaited, communicators) = (SmallVec::new(), SmallVec::new());
+    fn from(Spare { event, keep }: Spare) -> Self {
+        let (signals, awaited, communicators) = (Signals::new(), SmallVec::new(), SmallVec::new());
         Self { event, signals, keep, submissions: 0, ops: 0, awaited, communicators }
     }
 }

@@ -77,11 +77,7 @@ impl QueueCore {
         let mut state = self.lock();
         let room = SPARES.saturating_sub(state.spares.len());
         let spent = done.into_iter().take(room);
-        state.spares.extend(spent.map(|InFlight { event, signals, keep, .. }| Spare {
-            event,
-            signals,
-            keep,
-        }));
+        state.spares.extend(spent.map(|InFlight { event, keep, .. }| Spare { event, keep }));
         !state.held.is_empty()
     }
 }

@@ -97,7 +97,8 @@ inline __noinline__ __device__ void give_up(unsigned char *window, unsigned *hos
     store_word(host + AT, blockIdx.x);
     __threadfence_system();
     store_word(host + CAUSE, cause);
-    for (unsigned other = 0; other < ranks; other++)
+    // Who gave up first has told all.
+    for (unsigned other = 0; cause != BY_PEER && other < ranks; other++)
         store_word(window + part * other + ABORT, rank + 1);
 }
 

@@ -178,6 +178,11 @@ impl Enqueued {
         self.shared.inner.upgrade()
     }
 
+    /// Why a device gave up, if one did.
+    pub(crate) fn given_up(&self) -> Option<Arc<warpweft_core_types::Failure>> {
+        self.inner()?.given_up()
+    }
+
     /// What has become of the call, which is over.
     pub(crate) fn outcome(&self) -> Result<(), CommError> {
         self.inner().map_or(Ok(()), |inner| inner.outcome())

@@ -127,7 +127,10 @@ impl Dispatch {
             };
             Some((entry, engine))
         };
-        let (measured, fastest) = measured.into_iter().filter_map(known).unzip();
+        let mut known: Vec<_> = measured.into_iter().filter_map(known).collect();
+        // So that entries of one sort are beside each other, the smallest first.
+        known.sort_by(|(one, _), (other, _)| order(one).cmp(&order(other)));
+        let (measured, fastest) = known.into_iter().unzip();
         Self { measured, fastest }
     }
 
@@ -143,15 +146,11 @@ impl Dispatch {
         bytes: u64,
         captured: bool,
     ) -> Option<(&Measured, &Arc<dyn Engine>)> {
-        let class = ElementClass::of(op, dtype);
-        let fits = |entry: &Measured| {
-            entry.bytes >= bytes
-                && entry.op == op.name()
-                && entry.class == class
-                && entry.captured == captured
-        };
-        let found = self.measured.iter().zip(&self.fastest).filter(|(entry, _)| fits(entry));
-        found.min_by_key(|(entry, _)| entry.bytes).filter(|(_, engine)| engine.does(op, dtype))
+        let wanted = (op.name(), ElementClass::of(op, dtype), captured, bytes);
+        let at = self.measured.partition_point(|entry| order(entry) < wanted);
+        let (entry, engine) = (self.measured.get(at)?, self.fastest.get(at)?);
+        let is_alike = (entry.op.as_str(), entry.class, entry.captured) == (wanted.0, wanted.1, captured);
+        (is_alike && engine.does(op, dtype)).then_some((entry, engine))
     }
 
     /// The same for a call.
@@ -166,6 +165,11 @@ impl Dispatch {
         }
         self.find(call.op(), call.dtype(), message_bytes(call, ranks), captured).map(|(_, engine)| engine)
     }
+}
+
+/// What entries are sorted by.
+fn order(entry: &Measured) -> (&str, ElementClass, bool, u64) {
+    (&entry.op, entry.class, entry.captured, entry.bytes)
 }
 
 /// Bytes that one rank gives another.

@@ -148,7 +148,10 @@ pub(crate) fn engines(
         engines.push(engine?);
         confirmed?;
     }
-    Ok(Formed { mark: facts[0].mark, engines, key: key_of(&facts) })
+    // One that could not be made this time may be the best the next.
+    let kinds: Vec<&str> = engines.iter().map(|engine| engine.kind().name()).collect();
+    let key = format!("{}engines {}\n", key_of(&facts), kinds.join(", "));
+    Ok(Formed { mark: facts[0].mark, engines, key })
 }
 
 /// What nobody else draws.

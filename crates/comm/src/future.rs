@@ -25,6 +25,8 @@ enum Stage {
     /// There is no point behind the call yet.
     Unmarked,
     Marked(Reached),
+    /// The queue is past the call.
+    Over,
     /// It has failed, and why is being found out.
     Failed(CommError),
 }
@@ -46,15 +48,20 @@ impl Future for CallFuture {
         loop {
             match &mut this.stage {
                 Stage::Unmarked => match this.call.point_now() {
-                    Some(Ok(None)) => return Poll::Ready(this.call.outcome()),
+                    Some(Ok(None)) => this.stage = Stage::Over,
                     Some(Ok(Some(point))) => this.stage = Stage::Marked(point.into_future()),
                     Some(Err(error)) if !is_full(&error) => this.stage = Stage::Failed(error),
                     _ => return this.call.look_later(cx.waker()),
                 },
                 Stage::Marked(reached) => match Pin::new(reached).poll(cx) {
                     Poll::Pending => return Poll::Pending,
-                    Poll::Ready(Ok(())) => return Poll::Ready(this.call.outcome()),
+                    Poll::Ready(Ok(())) => this.stage = Stage::Over,
                     Poll::Ready(Err(failure)) => this.stage = Stage::Failed(CommError::Failed(failure)),
+                },
+                // The keeper settles what a device has given up.
+                Stage::Over => match this.call.given_up() {
+                    None => return Poll::Ready(Ok(())),
+                    Some(failure) => this.stage = Stage::Failed(CommError::Failed(failure)),
                 },
                 Stage::Failed(error) => {
                     // Before it is asked: what changes afterwards wakes this.

@@ -69,7 +69,8 @@ fn the_figures_of_graphs_are_all_there() {
 
 #[test]
 fn the_checks_of_calls_of_few_bytes_pass() {
-    for words in ["movement", "never comes", "launches that wait", "code is loaded"] {
+    for words in ["movement", "never comes", "launches that wait", "leaves nothing behind", "code is loaded"]
+    {
         let (output, _folder) = run_words(&["low-latency", words]).unwrap();
         let checks: Vec<Value> =
             lines(&output).into_iter().filter(|line| line["check"].is_string()).collect();

@@ -460,7 +460,7 @@ impl Channel<'_> {
         self.memory.write(self.host + NUMBER, number)?;
         self.memory.write(self.host + AT, u32::try_from(self.index).unwrap_or(u32::MAX))?;
         self.memory.write(self.host, cause)?;
-        (0..self.call.ranks)
-            .try_for_each(|rank| self.memory.write(self.part(rank) + ABORT, self.call.rank + 1))
+        let told = if cause == BY_PEER { 0 } else { self.call.ranks };
+        (0..told).try_for_each(|rank| self.memory.write(self.part(rank) + ABORT, self.call.rank + 1))
     }
 }

@@ -79,23 +79,32 @@ struct Bench<'a> {
     dst: BufferView,
 }
 
-/// One rank's times of all ways, none of those that it cannot go, and how long it has been at it.
+/// One rank's times of all ways, and how long it has been at it.
 #[derive(Debug, Serialize, Deserialize)]
 struct Times {
-    ways: Vec<Option<u64>>,
+    ways: Vec<u64>,
     spent_ns: u64,
 }
 
+/// An engine in one of its ways, and its graph of the calls of a round where they are captured.
+struct Contender {
+    way: Way,
+    engine: Arc<dyn Engine>,
+    graph: Option<PreparedGraph>,
+}
+
 fn measure(scene: &Scene<'_>, budget: Duration) -> Result<Vec<Measured>, CommError> {
+    if !scene.has_choice() {
+        return Ok(Vec::new());
+    }
     let began = Instant::now();
     let memory = || scene.device.allocate(&BufferDesc::device(MOST_BYTES)).map(BufferView::whole);
     let queue = scene.device.create_queue(&QueueDesc::default())?;
     let bench = Bench { scene, queue, src: memory()?, dst: memory()? };
-    let captures: &[bool] = if scene.device.graphs().is_some() { &[true, false] } else { &[false] };
     let mut measured = Vec::new();
     for bytes in SIZES {
         for (op, dtype) in SORTS {
-            for captured in captures.iter().copied() {
+            for captured in [true, false] {
                 let Some(sort) = bench.sort(op, dtype, bytes) else { continue };
                 let (entry, spent) = bench.entry(&sort, captured, began)?;
                 measured.extend(entry);
@@ -107,6 +116,30 @@ fn measure(scene: &Scene<'_>, budget: Duration) -> Result<Vec<Measured>, CommErr
         }
     }
     Ok(measured)
+}
+
+impl Scene<'_> {
+    /// Whether something can be done in more than one way; the same on all ranks.
+    fn has_choice(&self) -> bool {
+        let mut calls = SIZES.into_iter().flat_map(|bytes| SORTS.map(|(op, dtype)| (op, dtype, bytes)));
+        calls.any(|(op, dtype, bytes)| self.ways(op, dtype, bytes).len() > 1)
+    }
+
+    /// Every engine that does it, in every way that it has.
+    fn ways(&self, op: CollectiveOp, dtype: DType, bytes: u64) -> Vec<(Way, Arc<dyn Engine>)> {
+        let mut ways = Vec::new();
+        for engine in self.engines.iter().filter(|engine| engine.does(op, dtype)) {
+            let shapes = engine.shapes(op, bytes);
+            if shapes.is_empty() {
+                ways.push((Way { engine: engine.kind(), shape: None }, Arc::clone(engine)));
+            }
+            for shape in shapes {
+                let way = Way { engine: engine.kind(), shape: Some(shape) };
+                ways.extend(Arc::clone(engine).in_shape(shape).map(|engine| (way, engine)));
+            }
+        }
+        ways
+    }
 }
 
 /// A call to measure.
@@ -157,28 +190,30 @@ impl Bench<'_> {
         captured: bool,
         began: Instant,
     ) -> Result<(Option<Measured>, Duration), CommError> {
-        let ways = self.ways(sort);
-        let mut times = vec![Vec::with_capacity(ROUNDS); ways.len()];
+        let contenders = self.contenders(sort, captured)?;
+        let mut times = vec![Vec::with_capacity(ROUNDS); contenders.len()];
         for _ in 0..ROUNDS {
-            for ((_, engine), times) in ways.iter().zip(&mut times) {
-                times.push(self.time(engine.as_ref(), sort, captured)?);
+            for (contender, times) in contenders.iter().zip(&mut times) {
+                times.push(self.time(contender, sort)?);
             }
         }
-        let ways_ns = times.into_iter().map(|mut times| {
+        let median = |mut times: Vec<u64>| {
             times.sort_unstable();
-            times.get(ROUNDS / 2).copied().flatten()
-        });
-        let own = Times { ways: ways_ns.collect(), spent_ns: nanoseconds(began.elapsed()) };
+            times.get(ROUNDS / 2).copied().unwrap_or(u64::MAX)
+        };
+        let own =
+            Times { ways: times.into_iter().map(median).collect(), spent_ns: nanoseconds(began.elapsed()) };
         let bytes = postcard::to_allocvec(&own).unwrap_or_default();
         let all = self.scene.group.all_gather("times of engines", &bytes, self.scene.deadline)?;
         let all: Vec<Times> = all.iter().filter_map(|bytes| postcard::from_bytes(bytes).ok()).collect();
         let spent = all.iter().map(|times| times.spent_ns).max().unwrap_or_default();
         let slowest = |way: usize| {
-            let times: Option<Vec<u64>> = all.iter().map(|times| *times.ways.get(way)?).collect();
+            let times: Option<Vec<u64>> = all.iter().map(|times| times.ways.get(way).copied()).collect();
             times.and_then(|times| times.into_iter().max())
         };
+        let ways = contenders.iter().enumerate();
         let mut ways: Vec<(Way, u64)> =
-            ways.iter().enumerate().filter_map(|(at, (way, _))| Some((*way, slowest(at)?))).collect();
+            ways.filter_map(|(at, contender)| Some((contender.way, slowest(at)?))).collect();
         // Of equal ones the first, on all ranks.
         ways.sort_by_key(|(_, time)| *time);
         let entry = Measured {
@@ -191,38 +226,40 @@ impl Bench<'_> {
         Ok((Some(entry).filter(|entry| !entry.ways.is_empty()), Duration::from_nanos(spent)))
     }
 
-    /// Every engine that does it, in every way that it has.
-    fn ways(&self, sort: &Sort) -> Vec<(Way, Arc<dyn Engine>)> {
-        let mut ways = Vec::new();
-        for engine in self.scene.engines.iter().filter(|engine| engine.does(sort.op, sort.dtype)) {
-            let shapes = engine.shapes(sort.op, sort.bytes);
-            if shapes.is_empty() {
-                ways.push((Way { engine: engine.kind(), shape: None }, Arc::clone(engine)));
-            }
-            for shape in shapes {
-                let way = Way { engine: engine.kind(), shape: Some(shape) };
-                ways.extend(Arc::clone(engine).in_shape(shape).map(|engine| (way, engine)));
-            }
+    /// The ways that all ranks can go, if they are more than one.
+    fn contenders(&self, sort: &Sort, captured: bool) -> Result<Vec<Contender>, CommError> {
+        let ways = self.scene.ways(sort.op, sort.dtype, sort.bytes);
+        if ways.len() < 2 {
+            return Ok(Vec::new());
         }
-        ways
+        let own: Vec<Result<Contender, CommError>> = ways
+            .into_iter()
+            .map(|(way, engine)| {
+                let graph = if captured { Some(self.prepare(engine.as_ref(), sort)?) } else { None };
+                Ok(Contender { way, engine, graph })
+            })
+            .collect();
+        if !captured {
+            return own.into_iter().collect();
+        }
+        let can: Vec<u8> = own.iter().map(|contender| u8::from(contender.is_ok())).collect();
+        let all = self.scene.group.all_gather("ways of engines", &can, self.scene.deadline)?;
+        let can_all = |at: usize| all.iter().all(|can| can.get(at) == Some(&1));
+        own.into_iter().enumerate().filter(|(at, _)| can_all(*at)).map(|(_, contender)| contender).collect()
     }
 
-    /// Nanoseconds of a call, if the engine makes calls of this sort.
-    fn time(&self, engine: &dyn Engine, sort: &Sort, captured: bool) -> Result<Option<u64>, CommError> {
-        let prepared = if captured { self.prepare(engine, sort) } else { Ok(None) };
-        let graph = match prepared {
-            Err(CommError::Unsupported { .. }) => return Ok(None),
-            graph => graph?,
-        };
+    /// Nanoseconds of a call.
+    fn time(&self, contender: &Contender, sort: &Sort) -> Result<u64, CommError> {
+        let Contender { engine, graph, .. } = contender;
         // Once to warm up, by which ranks come together too.
-        self.run(engine, sort, graph.as_ref(), 1)?;
+        self.run(engine.as_ref(), sort, graph.as_ref(), 1)?;
         let began = Instant::now();
-        self.run(engine, sort, graph.as_ref(), sort.count())?;
-        Ok(Some(nanoseconds(began.elapsed()) / u64::from(sort.count())))
+        self.run(engine.as_ref(), sort, graph.as_ref(), sort.count())?;
+        Ok(nanoseconds(began.elapsed()) / u64::from(sort.count()))
     }
 
     /// A graph of the calls of a round.
-    fn prepare(&self, engine: &dyn Engine, sort: &Sort) -> Result<Option<PreparedGraph>, CommError> {
+    fn prepare(&self, engine: &dyn Engine, sort: &Sort) -> Result<PreparedGraph, CommError> {
         let call = sort.call(self.scene.group)?;
         let mut nodes: Vec<GraphNode> = Vec::new();
         for _ in 0..sort.count() {
@@ -237,7 +274,7 @@ impl Bench<'_> {
         let cannot = |error: warpweft_core_types::GraphError| {
             engine.cannot(format!("{} in a graph: {error}", sort.op))
         };
-        Ok(Some(PreparedGraph::new(self.scene.device.as_ref(), &nodes).map_err(cannot)?))
+        PreparedGraph::new(self.scene.device.as_ref(), &nodes).map_err(cannot)
     }
 
     /// Makes calls one behind the other, or replays a graph of them, and waits.

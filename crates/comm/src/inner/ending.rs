@@ -147,7 +147,7 @@ impl Inner {
         if self.failure.get().is_some() {
             return;
         }
-        if let Some(failure) = self.engines.iter().find_map(|engine| engine.given_up()) {
+        if let Some(failure) = self.given_up() {
             self.wait_for_news();
             self.check_group();
             self.fail(&failure, true);
@@ -164,10 +164,15 @@ impl Inner {
     /// What has become of calls that queues say are over. Those that were over before a device gave up are told the
     /// same, since nobody knows which they are.
     pub(crate) fn outcome(&self) -> Result<(), CommError> {
-        match self.engines.iter().find_map(|engine| engine.given_up()) {
+        match self.given_up() {
             None => Ok(()),
             Some(failure) => Err(self.told(CommError::Failed(failure))),
         }
+    }
+
+    /// Why a device gave up, if one did.
+    pub(crate) fn given_up(&self) -> Option<Arc<Failure>> {
+        self.engines.iter().find_map(|engine| engine.given_up())
     }
 
     pub(crate) fn is_busy(&self) -> bool {

@@ -191,13 +191,14 @@ pub(super) fn missing_rank(rig: &Rig) -> Result<()> {
     done.iter().try_for_each(|done| done.wait(LIMIT))?;
     let waited = began.elapsed();
     ensure!((TIME..TIME * 5).contains(&waited), "it waited for {waited:?}");
-    let told: Vec<String> =
-        ranks.ranks.iter().filter_map(|(rank, _)| Some(rank.given_up()?.to_string())).collect();
-    ensure!(told.iter().any(|told| told.contains("waited for rank 2")), "{told:?}");
+    let told = |rank: usize| ranks.ranks[rank].0.given_up().map(|told| told.to_string()).unwrap_or_default();
+    let first: Vec<usize> = (0..2).filter(|rank| told(*rank).contains("waited for rank 2")).collect();
+    ensure!(!first.is_empty(), "{:?}", [told(0), told(1)]);
     // Who comes later is told at once.
     let view = ranks.bench.uploaded(&[1; 64])?;
     ranks.submit(2, SUM, &(Some(view.clone()), Some(view)), false)?.wait(TIME)?;
-    ensure!(ranks.ranks[2].0.given_up().is_some(), "the last rank was told nothing");
+    let names_one = first.iter().any(|rank| told(2).contains(&format!("rank {rank}:")));
+    ensure!(names_one, "the last rank was told {:?}, and who gave up first was {first:?}", told(2));
     Ok(())
 }
 
@@ -214,4 +215,15 @@ pub(super) fn ended(rig: &Rig) -> Result<()> {
     ensure!(began.elapsed() < TIME * 10, "it took {:?}", began.elapsed());
     ensure!(ranks.ranks[1].0.given_up().is_some(), "the other rank was told nothing");
     Ok(())
+}
+
+/// Whoever goes leaves nothing behind that waits.
+pub(super) fn dropped(rig: &Rig) -> Result<()> {
+    const TIME: Duration = Duration::from_millis(50);
+    let mut ranks = Ranks::new(rig, 3, LIMIT * 2)?;
+    let done = without_the_last(&ranks)?;
+    let early = done[0].wait(TIME);
+    ensure!(matches!(early, Err(WaitError::Timeout { .. })), "{early:?}");
+    ranks.ranks.clear();
+    done.iter().try_for_each(|done| Ok(done.wait(LIMIT)?))
 }

@@ -17,6 +17,7 @@ const CHECKS: &[Check<Rig>] = &[
     ("every movement is right among ranks of one GPU, whatever the places", loopback::movements),
     ("a rank that never comes is waited for as long as said", loopback::missing_rank),
     ("an end reaches launches that wait", loopback::ended),
+    ("whoever goes leaves nothing behind that waits", loopback::dropped),
     ("2,000 calls between GPUs give what was given, each time", across::litmus),
     ("residents run while sums go on", across::beside_residents),
     ("code is loaded and graphs are prepared and replayed while sums go on", across::beside_others),

@@ -28,11 +28,8 @@ const LINES_AT: u64 = 65_536;
 /// Where the part says how long a device waits.
 const LIMIT_AT: u64 = 8;
 
-/// Words of host memory by which a device tells why it has given up: the cause, the rank it waited for, the number of the
-/// message, and the channel.
-const TOLD: usize = 4;
-
-/// The word by which the host ends what is under way, a line apart.
+/// The word of host memory by which the host ends what is under way. A line before it, the device tells why it has given
+/// up: the cause, the rank it waited for, the number of the message, and the channel.
 const ENDED_AT: usize = 64;
 
 /// Lines of a slot.
@@ -130,9 +127,12 @@ impl Window {
 
     /// Why the device has given up, if it has.
     pub(crate) fn told(&self) -> Option<Told> {
-        let mut bytes = [0; TOLD * 4];
-        self.host.read(&mut bytes).ok()?;
-        let word = |at: usize| bytes.as_chunks::<4>().0.get(at).map(|bytes| u32::from_ne_bytes(*bytes));
+        let word = |at: u64| {
+            let mut bytes = [0; 4];
+            self.host.slice(at * 4..at * 4 + 4).and_then(|word| word.read(&mut bytes)).ok()?;
+            Some(u32::from_ne_bytes(bytes))
+        };
+        // The device writes the cause behind the rest.
         let cause = match word(0)? {
             1 => Cause::Late,
             2 => Cause::Peer,
@@ -140,6 +140,13 @@ impl Window {
             _ => return None,
         };
         Some(Told { cause, peer: word(1)?, message: word(2)?, channel: word(3)? })
+    }
+}
+
+impl Drop for Window {
+    /// Whatever still waits on the device waits for nobody any more.
+    fn drop(&mut self) {
+        self.end();
     }
 }
 

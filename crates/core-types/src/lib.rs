@@ -82,5 +82,5 @@ pub use resident::{GiveWay, Resident, ResidentBudget, ResidentDesc, ResidentStat
 pub use semaphore::{Reached, Semaphore, SemaphorePoint, promise_all};
 #[cfg(unix)]
 pub use sharing::{SharedMemory, Sharing};
-pub use timeline::Timeline;
+pub use timeline::{Expecting, Timeline};
 pub use unit::{Bandwidth, Bytes};

@@ -49,7 +49,8 @@ pub trait Queue: Any + fmt::Debug + Send + Sync {
     ///
     /// # Portability
     ///
-    /// Cheaper where each signal is a call of the driver's, as an event of CUDA is; elsewhere it is `submit`.
+    /// Cheaper where each signal is a call of the driver's, as an event of CUDA is; elsewhere, and for queues that stand
+    /// around another, it is `submit`.
     fn submit_late(&self, submission: &Submission<'_>) -> Result<SubmissionId, SubmitError> {
         self.submit(submission)
     }

@@ -117,6 +117,12 @@ impl Timeline {
         wakers.into_iter().for_each(|(_, waker)| wake(waker));
     }
 
+    /// Counts the caller among those who wait, for as long as the result lives.
+    pub fn expect(&self) -> Expecting<'_> {
+        self.begin_waiting();
+        Expecting(self)
+    }
+
     /// Whether threads or wakers wait for some value.
     pub fn is_awaited(&self) -> bool {
         // Relaxed: who has to see another's waiting has a lock in common with it.
@@ -207,6 +213,16 @@ impl Timeline {
     fn lock(&self) -> MutexGuard<'_, State> {
         // No code of others runs under the lock, so a poisoned one still guards a whole state.
         self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}
+
+/// Somebody who waits, or is about to.
+#[derive(Debug)]
+pub struct Expecting<'a>(&'a Timeline);
+
+impl Drop for Expecting<'_> {
+    fn drop(&mut self) {
+        self.0.end_waiting(1);
     }
 }
 

@@ -227,7 +227,9 @@ impl Arena {
     #[cfg(unix)]
     pub(crate) fn import_window(self: &Arc<Self>, imports: &[Import]) -> Result<CudaBuffer, AllocError> {
         let refuse = |reason: String| AllocError::CannotImport { device: self.context.device, reason };
-        let size = imports.iter().map(|import| import.size as u64).sum();
+        // What others say of their memory may be anything.
+        let size = imports.iter().try_fold(0_usize, |size, import| size.checked_add(import.size));
+        let size = size.ok_or_else(|| refuse("its parts are longer than any memory".to_owned()))? as u64;
         let imported = VirtualMemory::import_window(&self.context, imports);
         let memory = imported.map_err(|error| refuse(error.to_string()))?;
         Ok(self.buffer(size, Memory::Virtual(memory)))

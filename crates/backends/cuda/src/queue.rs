@@ -446,8 +446,8 @@ impl QueueCore {
         }
     }
 
-    /// The same, and what gathered stays where it is after an error. Nobody watches for late signals to get their event:
-    /// they come at once where somebody does.
+    /// The same, and what gathered stays where it is after an error. Whoever watches for late signals to get their event
+    /// hears of it from the reactor, or when they are reached: here the lock is held.
     fn mark(self: &Arc<Self>, state: &mut State) -> Result<(), DriverError> {
         let Some(record) = &state.gathered else { return Ok(()) };
         let _current = self.context.enter()?;
@@ -479,7 +479,11 @@ impl QueueCore {
         let since = *state.gathered_since.get_or_insert_with(Instant::now);
         // What is held waits for the stream to get shorter.
         if since.elapsed() >= GATHERING || !state.held.is_empty() {
+            let late = state.gathered.as_ref().map(|record| record.signals.clone()).unwrap_or_default();
             drop(self.marked(state));
+            let mut wakers = Wakers::new();
+            late.iter().for_each(|point| semaphore::take_watchers(point, &mut wakers));
+            wakers.into_iter().for_each(Waker::wake);
         }
     }
 

@@ -24,8 +24,8 @@ use crate::{context::left, fork::Origin, queue::QueueCore, stream::Event};
 /// A waiting thread looks by itself for this long, then leaves it to the reactor and sleeps.
 const LOOK: Duration = Duration::from_millis(10);
 
-/// Who asks for a signal that has no event yet is patient for this long with a thread that has its queue: it may be in a
-/// call of the driver's.
+/// Who waits for a signal that has no event yet is patient for this long with a thread that has its queue: it may be in a
+/// call of the driver's. Whoever only asks leaves it to the reactor then.
 const PATIENCE: Duration = Duration::from_millis(10);
 
 /// Within that time it keeps its core to itself for this long.
@@ -136,12 +136,18 @@ impl CudaSemaphore {
 
     /// Wakes `waker` once a stream can wait for `value`, and when it is reached or has failed.
     fn watch(&self, value: u64, waker: &Waker) {
-        self.hurry(value, PATIENCE);
+        let is_own = |(other, w): &(u64, Waker)| *other == value && w.will_wake(waker);
         let mut coming = self.coming();
-        let known = coming.watchers.iter().any(|(other, w)| *other == value && w.will_wake(waker));
-        let ready = coming.first_at(value).is_some() || self.known() >= value;
-        if !known && !ready {
+        if !coming.watchers.iter().any(is_own) {
             coming.watchers.push((value, waker.clone()));
+        }
+        drop(coming);
+        // Behind it: a signal that comes late sees the watcher, or is seen here.
+        self.hurry(value, Duration::ZERO);
+        let mut coming = self.coming();
+        let ready = coming.first_at(value).is_some() || self.known() >= value;
+        if ready {
+            coming.watchers.retain(|watcher| !is_own(watcher));
         }
         drop(coming);
         if ready {
@@ -376,6 +382,11 @@ impl Semaphore for CudaSemaphore {
         if let Some(failure) = self.left().filter(|_| self.known() < value) {
             return Err(WaitError::Failed(failure));
         }
+        if self.known() >= value {
+            return Ok(());
+        }
+        // Before the look: a signal that comes late sees it, or is seen.
+        let _expecting = self.timeline.expect();
         if !self.is_settled(value) {
             self.look(value, deadline);
         }
@@ -391,7 +402,7 @@ impl Semaphore for CudaSemaphore {
             return waker.wake();
         }
         self.timeline.wake_when(value, waker);
-        self.hurry(value, PATIENCE);
+        self.hurry(value, Duration::ZERO);
         self.reactor.stir();
     }
 
@@ -411,7 +422,7 @@ pub(crate) fn is_ours(point: &SemaphorePoint) -> bool {
 pub(crate) fn hurry(waits: &[SemaphorePoint]) {
     for point in waits {
         if let Some(semaphore) = CudaSemaphore::of(&point.semaphore) {
-            semaphore.hurry(point.value, PATIENCE);
+            semaphore.hurry(point.value, Duration::ZERO);
         }
     }
 }

@@ -41,8 +41,9 @@ struct alignas(16) warpweft_line {
 };
 typedef uint64_t warpweft_counter;
 
-// One access of 16 bytes carries a line and its stamp, so that it needs no order with others. System scope, since the
-// other end may be another device.
+// One access of 16 bytes carries a line and its stamp, so that it needs no order with others. PTX promises that of a vector
+// word by word only: that a line arrives whole has to be shown on the device first. System scope, since the other end may
+// be another device.
 WARPWEFT_FN void warpweft_store(warpweft_line *line, warpweft_words v) {
     asm volatile("st.relaxed.sys.global.v4.u32 [%0],{%1,%2,%3,%4};" ::"l"(line), "r"(v.w[0]), "r"(v.w[1]), "r"(v.w[2]),
                  "r"(v.w[3])

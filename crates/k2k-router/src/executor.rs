@@ -60,8 +60,6 @@ pub(crate) struct Local {
     /// What came while it did not serve.
     kept: VecDeque<Message>,
     is_busy: bool,
-    /// Why it ended, if it did by itself.
-    ended: Option<Reason>,
 }
 
 /// What makes an actor: all that moves with it.
@@ -114,7 +112,7 @@ impl Core {
 
 impl Local {
     pub(crate) fn new(seat: Seat, core: Core) -> Self {
-        Self { seat, core, kept: VecDeque::new(), is_busy: false, ended: None }
+        Self { seat, core, kept: VecDeque::new(), is_busy: false }
     }
 }
 
@@ -171,16 +169,24 @@ impl Executor {
         self.post.refresh();
         worked |= self.go_on();
         for priority in 0..PRIORITIES {
-            worked |= self.receive_all(priority, BATCH);
+            worked |= self.receive_all(priority, BATCH, Self::has_mail);
         }
         worked
     }
 
-    /// Takes messages of one priority, at most so many from each lane.
-    fn receive_all(&mut self, priority: usize, most: usize) -> bool {
+    /// Whether there are orders, for which actors stop at their next message boundary.
+    fn has_mail(&self) -> bool {
+        self.shared().executors[self.post.index].has_mail()
+    }
+
+    /// Takes messages of one priority, at most so many from each lane, and none while it `pauses`.
+    fn receive_all(&mut self, priority: usize, most: usize, pauses: fn(&Self) -> bool) -> bool {
         let mut worked = false;
         for input in 0..self.inputs.len() {
             for _ in 0..most {
+                if pauses(self) {
+                    return worked;
+                }
                 let mut message = std::mem::take(&mut self.scratch);
                 let popped = self.inputs[input][priority].try_pop(&mut message);
                 let is_there = match popped {
@@ -203,6 +209,9 @@ impl Executor {
             }
         }
         for _ in 0..most {
+            if pauses(self) {
+                break;
+            }
             let Some(message) = self.post.out.own[priority].pop_front() else { break };
             worked = true;
             let message = self.receive(message);
@@ -221,13 +230,12 @@ impl Executor {
         }
         let Some(local) = self.actors.get_mut(&actor) else { return self.elsewhere(message) };
         match local.seat.state() {
-            SeatState::Serving if local.ended.is_none() => return self.arrive(message),
+            SeatState::Serving => return self.arrive(message),
             SeatState::Stopped | SeatState::Placed => local.kept.push_back(message),
             SeatState::Forwarding => self.transit.push_back(anew(message)),
             _ => {
-                let reason = local.ended.unwrap_or(Reason::ActorStopped);
                 local.core.inbox.free();
-                self.shared().bury(&message.header, reason);
+                self.shared().bury(&message.header, Reason::ActorStopped);
                 return message;
             }
         }
@@ -268,7 +276,7 @@ impl Executor {
     /// A message for an actor that serves here: in its turn, or kept until then.
     fn arrive(&mut self, message: Message) -> Message {
         let header = message.header;
-        let Some(local) = self.actors.get_mut(&header.destination) else { return message };
+        let Some(local) = self.actors.get_mut(&header.destination) else { return self.elsewhere(message) };
         let line = (header.source, header.priority);
         match local.core.cursors.take(line, header.sequence) {
             Turn::Late => {
@@ -307,20 +315,16 @@ impl Executor {
     fn deliver(&mut self, message: Message) -> Message {
         let until = self.until(&message.header);
         let actor = ActorId(message.header.destination);
-        let Some(local) = self.actors.get_mut(&actor.0) else { return message };
+        let Some(local) = self.actors.get_mut(&actor.0) else { return self.elsewhere(message) };
         let core = &mut local.core;
-        if let Some(reason) = local.ended {
-            core.inbox.free();
-            self.post.shared.bury(&message.header, reason);
-            return message;
-        }
         if core.waits() == 0 && !core.is_held() {
             return self.serve(Waiting { message, until });
         }
         let drops = core.inbox.full == FullPolicy::DropOldest;
-        if drops && core.waits() >= core.inbox.capacity as usize {
-            // The least urgent first.
+        if drops && core.waits() + core.deferred.len() >= core.inbox.capacity as usize {
+            // The least urgent first, and what was deferred last.
             let oldest = core.waiting.iter_mut().rev().find_map(VecDeque::pop_front);
+            let oldest = oldest.or_else(|| core.deferred.pop_front());
             if let Some(oldest) = oldest {
                 self.post.shared.bury(&oldest.message.header, Reason::Dropped);
             }
@@ -355,12 +359,15 @@ impl Executor {
         let header = message.header;
         let actor = ActorId(header.destination);
         let side = &self.post.shared.executors[self.post.index];
-        let Some(local) = self.actors.get_mut(&actor.0) else { return message };
+        let Some(local) = self.actors.get_mut(&actor.0) else { return self.elsewhere(message) };
         let core = &mut local.core;
         if until.is_some_and(|until| Instant::now() >= until) {
             core.inbox.free();
             self.post.shared.bury(&header, Reason::Expired);
             return message;
+        }
+        if header.flags & Header::TIMED != 0 {
+            took(&self.post, &header);
         }
         let began = side.spans.is_on().then(|| self.post.shared.now());
         self.handled = self.handled.wrapping_add(1);
@@ -377,7 +384,7 @@ impl Executor {
             side.spans.add(Span { actor, source: ActorId(header.source), kind: header.kind, began, took });
         }
         if outcome.is_err() {
-            self.fail(actor);
+            self.fail(actor, &header);
             return message;
         }
         self.post.flush(actor, &mut self.outbox, &mut core.numbers, &mut core.blocked);
@@ -398,38 +405,29 @@ impl Executor {
         if has_more || core.waits() > 0 {
             self.set_busy(actor);
         }
-        if header.flags & Header::TIMED != 0 {
-            self.took(&header);
-        }
         message
     }
 
-    fn took(&self, header: &Header) {
-        let nanos = self.shared().now_ns().wrapping_sub(header.sent_ns);
-        let source = ActorId(header.source);
-        let from =
-            self.post.table.find(source).ok().map(|entry| self.shared().executors[entry.executor].device);
-        if from.is_some() || source == ActorId::HOST {
-            self.counters().took(from, nanos);
-        }
-    }
-
-    /// The handler panicked: its actor ends, and others go on.
-    fn fail(&mut self, actor: ActorId) {
+    /// The handler panicked at a message: its actor ends, and others go on.
+    fn fail(&mut self, actor: ActorId, header: &Header) {
         tracing::error!(%actor, "the handler of an actor panicked");
         self.outbox.messages.clear();
         self.outbox.bytes.clear();
-        if let Some(local) = self.actors.get_mut(&actor.0) {
-            local.ended = Some(Reason::ActorFailed);
-        }
         self.shared().routes.change(|table| table.remove(actor, Reason::ActorFailed));
+        self.post.refresh();
+        self.shared().bury(header, Reason::ActorFailed);
         self.bury_all(actor, Reason::ActorFailed);
+        self.actors.remove(&actor.0);
     }
 
     /// Nothing of what an actor has will be served.
     fn bury_all(&mut self, actor: ActorId, reason: Reason) {
         let Some(local) = self.actors.get_mut(&actor.0) else { return };
-        let Core { inbox, waiting, deferred, blocked, .. } = &mut local.core;
+        let Core { inbox, waiting, deferred, blocked, cursors, .. } = &mut local.core;
+        for early in cursors.held() {
+            self.post.shared.bury(&early.header, reason);
+        }
+        *cursors = Cursors::default();
         let inside = waiting.iter_mut().flat_map(|waiting| waiting.drain(..)).chain(deferred.drain(..));
         let inside = inside.map(|waiting| waiting.message);
         for message in inside.chain(local.kept.drain(..)) {
@@ -447,7 +445,7 @@ impl Executor {
         for actor in std::mem::take(&mut self.busy) {
             let Some(local) = self.actors.get_mut(&actor) else { continue };
             local.is_busy = false;
-            if local.seat.state() != SeatState::Serving || local.ended.is_some() {
+            if local.seat.state() != SeatState::Serving {
                 continue;
             }
             let core = &mut local.core;
@@ -467,8 +465,9 @@ impl Executor {
     fn serve_waiting(&mut self, actor: u32) -> bool {
         let mut worked = false;
         for _ in 0..BATCH {
+            let pauses = self.has_mail();
             let Some(local) = self.actors.get_mut(&actor) else { break };
-            if local.core.is_held() || local.ended.is_some() {
+            if pauses || local.core.is_held() {
                 break;
             }
             let Some(waiting) = local.core.waiting.iter_mut().find_map(VecDeque::pop_front) else { break };
@@ -521,9 +520,9 @@ impl Executor {
             self.receive_what_is_there();
         }
         let obeyed = match self.actors.get_mut(&actor.0) {
-            Some(local) if local.ended.is_none() => local.seat.handle(epoch, order),
+            Some(local) => local.seat.handle(epoch, order),
             // It failed or was killed.
-            _ => {
+            None => {
                 let request = Request::Event { actor, event: Event::Lost(party), core: None };
                 let _gone = self.shared().service.send(request);
                 return;
@@ -581,7 +580,7 @@ impl Executor {
     /// Takes what is in the lanes now, and not what is put there meanwhile.
     fn receive_what_is_there(&mut self) {
         for priority in 0..PRIORITIES {
-            self.receive_all(priority, self.lane_lines / HEADER_LINES);
+            self.receive_all(priority, self.lane_lines / HEADER_LINES, |_| false);
         }
     }
 
@@ -608,6 +607,17 @@ impl Executor {
             local.kept.iter().for_each(|message| add(message.header, PendingPlace::Kept, None));
         }
         all
+    }
+}
+
+/// Notes how long a message was on its way to its handler.
+fn took(post: &Post, header: &Header) {
+    let shared = &post.shared;
+    let nanos = shared.now_ns().wrapping_sub(header.sent_ns);
+    let source = ActorId(header.source);
+    let from = post.table.find(source).ok().map(|entry| shared.executors[entry.executor].device);
+    if from.is_some() || source == ActorId::HOST {
+        shared.executors[post.index].counters.took(from, nanos);
     }
 }
 

@@ -11,7 +11,6 @@ use crate::{
     SendError,
     actor::{ActorId, ActorSpec, FullPolicy, Layout, Priority},
     host_port::HostLine,
-    wire::MAX_PAYLOAD,
 };
 
 /// What senders know of an actor. It is the same wherever the actor is.
@@ -23,6 +22,8 @@ pub(crate) struct Inbox {
     pub(crate) full: FullPolicy,
     pub(crate) priority: Priority,
     pub(crate) messages: Vec<(u32, Layout)>,
+    /// Bytes of a payload that lanes hold.
+    longest: usize,
     /// Places taken, in all, and how many of them were free again when somebody last looked.
     taken: CachePadded<(AtomicU64, AtomicU64)>,
     /// Places that are free again, in all.
@@ -33,7 +34,7 @@ pub(crate) struct Inbox {
 }
 
 impl Inbox {
-    pub(crate) fn new(actor: ActorId, spec: &ActorSpec) -> Self {
+    pub(crate) fn new(actor: ActorId, spec: &ActorSpec, longest: usize) -> Self {
         Self {
             actor,
             name: spec.name.clone(),
@@ -41,6 +42,7 @@ impl Inbox {
             full: spec.full,
             priority: spec.priority,
             messages: spec.code.messages.clone(),
+            longest,
             taken: CachePadded::default(),
             freed: CachePadded::default(),
             served: CachePadded::default(),
@@ -50,8 +52,8 @@ impl Inbox {
 
     /// Whether it is a message that the actor takes.
     pub(crate) fn accepts(&self, kind: u32, length: usize) -> Result<(), SendError> {
-        if length > MAX_PAYLOAD {
-            return Err(SendError::TooLong { length, limit: MAX_PAYLOAD });
+        if length > self.longest {
+            return Err(SendError::TooLong { length, limit: self.longest });
         }
         if self.messages.is_empty() {
             return Ok(());

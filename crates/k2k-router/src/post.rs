@@ -135,7 +135,9 @@ impl Post {
         header.priority = outgoing.options.priority.unwrap_or(entry.inbox.priority) as u8;
         let full = entry.inbox.full;
         self.stamp(&mut header, outgoing.options.deadline);
-        let until = outgoing.options.deadline.map(|deadline| Instant::now() + deadline);
+        let now = Instant::now();
+        // What is beyond the clock has no end.
+        let until = outgoing.options.deadline.and_then(|deadline| now.checked_add(deadline));
         let line = (header.destination, header.priority);
         let is_behind = blocked.iter().any(|other| (other.header.destination, other.header.priority) == line);
         let policy = match is_behind {
@@ -146,8 +148,7 @@ impl Post {
                 Sent::Full(policy) => policy,
             },
         };
-        let earliest =
-            |within| Some(until.map_or(Instant::now() + within, |until| until.min(Instant::now() + within)));
+        let earliest = |within| until.into_iter().chain(now.checked_add(within)).min();
         let (until, holds) = match policy {
             FullPolicy::Reject => return self.shared.bury(&header, Reason::InboxFull),
             FullPolicy::Wait { within } => (earliest(within), true),

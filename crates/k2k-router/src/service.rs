@@ -145,7 +145,7 @@ impl Service {
         // The last of the senders is the host.
         let senders = u32::try_from(self.shared.executors.len()).unwrap_or(u32::MAX).saturating_add(1);
         let running = Running {
-            epoch: Epoch::new(self.last_epoch, goal, senders, now, Some(now + limit), PATIENCE),
+            epoch: Epoch::new(self.last_epoch, goal, senders, now, Some(now.saturating_add(limit)), PATIENCE),
             goal,
             source: entry.executor,
             target,
@@ -176,10 +176,11 @@ impl Service {
             match action {
                 Action::Tell { to, epoch, order } => self.tell(actor, to, epoch, order),
                 Action::Parked => {
-                    if let Some(done) = &running.done {
-                        let _gone = done.send(Ok(Milestone::Parked));
+                    let told = running.done.take().map(|done| done.send(Ok(Milestone::Parked)));
+                    if told.is_none_or(|told| told.is_err()) {
+                        // Nobody is left to release it.
+                        self.event(actor, Event::Cancel);
                     }
-                    running.done = None;
                 }
                 Action::Commit => match running.target {
                     Some(target) => self.shared.routes.change(|table| table.relocate(actor, target)),
@@ -293,11 +294,14 @@ impl Service {
     }
 
     /// What an outcome is to whoever asked.
-    pub(crate) fn result(actor: ActorId, outcome: Outcome) -> Result<(), ActorError> {
+    pub(crate) fn result(shared: &Shared, actor: ActorId, outcome: Outcome) -> Result<(), ActorError> {
         match outcome {
             Outcome::Done | Outcome::Returned(Cause::Released) => Ok(()),
             Outcome::Returned(cause) => Err(ActorError::Returned { actor, cause }),
-            Outcome::Lost(_) => Err(ActorError::Gone { actor, reason: Reason::DeviceLost }),
+            Outcome::Lost(_) => {
+                let reason = shared.routes.load().find(actor).err().unwrap_or(Reason::DeviceLost);
+                Err(ActorError::Gone { actor, reason })
+            }
         }
     }
 }

@@ -110,6 +110,12 @@ impl ExecutorSide {
         self.has_mail.store(true, Ordering::Release);
     }
 
+    /// Whether there is something to take.
+    pub(crate) fn has_mail(&self) -> bool {
+        // Relaxed: whoever takes it looks again.
+        self.has_mail.load(Ordering::Relaxed)
+    }
+
     pub(crate) fn take_mail(&self) -> Option<Vec<Command>> {
         // Acquire: it pairs with `tell`.
         if !self.has_mail.load(Ordering::Acquire) {

@@ -33,9 +33,9 @@ use crate::{
     service::{Begin, Milestone, Request, Service},
     shared::{Command, ExecutorSide, Shared},
     stats::{ActorStats, DeviceStats, LatencyStats, PendingMessage, RouteStats, Snapshot, latencies},
-    table::{Entry, Routes, Way, Ways},
+    table::{Entry, Routes, Table, Way, Ways},
     trace::to_chrome,
-    wire::PRIORITIES,
+    wire::{HEADER_LINES, LINE_BYTES, MAX_PAYLOAD, PRIORITIES},
 };
 
 /// Beyond its limit, an epoch is given this long to tell how it ended.
@@ -92,6 +92,8 @@ struct Inner {
     port: Arc<HostPort>,
     devices: Vec<Arc<dyn Device>>,
     last_actor: AtomicU32,
+    /// Bytes of a payload that lanes hold.
+    longest: usize,
     plans: Mutex<Plans>,
 }
 
@@ -139,7 +141,9 @@ impl System {
         let service =
             thread::Builder::new().name("k2k service".to_owned()).spawn(move || thread.run(&requests));
         let service = service.map_err(|error| ActorError::Service { reason: error.to_string() })?;
-        let inner = Inner { shared, port, devices, last_actor: AtomicU32::new(0), plans: Mutex::default() };
+        let longest = (config.lane_lines.next_power_of_two() - HEADER_LINES) * LINE_BYTES;
+        let (last_actor, plans) = (AtomicU32::new(0), Mutex::default());
+        let inner = Inner { shared, port, devices, last_actor, longest: longest.min(MAX_PAYLOAD), plans };
         Ok(Self { inner: Arc::new(inner), residents, service: Some(service) })
     }
 
@@ -163,7 +167,7 @@ impl System {
         inner.plans().declare_kinds(&spec.code.messages)?;
         // Relaxed: a number, and nothing else.
         let id = ActorId(inner.last_actor.fetch_add(1, Ordering::Relaxed) + 1);
-        let inbox = Arc::new(Inbox::new(id, spec));
+        let inbox = Arc::new(Inbox::new(id, spec, inner.longest));
         let core = Core::new(Arc::clone(&inbox), spec.code.clone());
         let local = Box::new(Local::new(Seat::serving(), core));
         inner.shared.executors[executor].tell(Command::Insert(local));
@@ -201,11 +205,12 @@ impl System {
     ///
     /// # Errors
     ///
-    /// [`ActorError::Unparkable`] by the deadline, naming the handler that ran; the actor goes on then.
+    /// [`ActorError::Unparkable`] by the deadline, naming the handler that ran, and [`ActorError::Timeout`] where an
+    /// earlier wish is still being undone; the actor goes on then.
     pub fn park(&self, actor: &ActorRef, deadline: Deadline) -> Result<Parked, ActorError> {
         match self.inner.epoch(actor.id(), Goal::Park, None, deadline)? {
             Milestone::Parked => Ok(Parked { inner: Arc::clone(&self.inner), actor: actor.id() }),
-            Milestone::Ended(outcome) => Err(unparked(actor.id(), outcome)),
+            Milestone::Ended(outcome) => Err(unparked(&self.inner.shared, actor.id(), outcome)),
         }
     }
 
@@ -321,10 +326,9 @@ impl System {
     /// [`ActorError::Resident`] naming a device whose executor did not return by the deadline.
     pub fn shut_down(mut self, deadline: Deadline) -> Result<(), ActorError> {
         self.end_service();
-        for resident in &self.residents {
-            resident.stop(deadline)?;
-        }
-        Ok(())
+        // All of them, whatever becomes of one.
+        let stopped: Vec<_> = self.residents.iter().map(|resident| resident.stop(deadline)).collect();
+        stopped.into_iter().try_for_each(|stopped| Ok(stopped?))
     }
 
     fn end_service(&mut self) {
@@ -334,6 +338,9 @@ impl System {
         {
             tracing::error!("the service thread of actors had panicked");
         }
+        let shared = &self.inner.shared;
+        shared.routes.change(Table::clear);
+        shared.replies.give_up(Reason::ActorStopped, |_| true);
     }
 }
 
@@ -424,9 +431,9 @@ fn launch(device: &Arc<dyn Device>, executors: Vec<Executor>) -> Result<Arc<dyn 
     Ok(residents.launch(&ResidentDesc::new(Launch::new(&kernel, [count, 1, 1], &[])?))?)
 }
 
-fn unparked(actor: ActorId, outcome: Outcome) -> ActorError {
+fn unparked(shared: &Shared, actor: ActorId, outcome: Outcome) -> ActorError {
     let gone = ActorError::Gone { actor, reason: Reason::ActorStopped };
-    Service::result(actor, outcome).err().unwrap_or(gone)
+    Service::result(shared, actor, outcome).err().unwrap_or(gone)
 }
 
 impl fmt::Debug for Inner {
@@ -471,7 +478,7 @@ impl Inner {
         deadline: Deadline,
     ) -> Result<(), ActorError> {
         match self.epoch(actor, goal, target, deadline)? {
-            Milestone::Ended(outcome) => Service::result(actor, outcome),
+            Milestone::Ended(outcome) => Service::result(&self.shared, actor, outcome),
             Milestone::Parked => Err(ActorError::Busy { actor }),
         }
     }
@@ -490,7 +497,10 @@ impl Inner {
         self.shared.service.send(Request::Begin(Box::new(begin))).map_err(|_| gone())?;
         match ended.recv_timeout(limit.saturating_add(GRACE)) {
             Ok(result) => result,
-            Err(mpsc::RecvTimeoutError::Timeout) => Err(ActorError::Timeout { actor }),
+            // It may have come just now.
+            Err(mpsc::RecvTimeoutError::Timeout) => {
+                ended.try_recv().unwrap_or(Err(ActorError::Timeout { actor }))
+            }
             Err(mpsc::RecvTimeoutError::Disconnected) => Err(gone()),
         }
     }

@@ -145,6 +145,11 @@ impl Table {
         }
     }
 
+    /// Everything has ended.
+    pub(crate) fn clear(&mut self) {
+        self.actors.clear();
+    }
+
     pub(crate) fn remove(&mut self, actor: ActorId, reason: Reason) {
         self.actors.remove(&actor.0);
         if reason != Reason::ActorStopped {

@@ -11,7 +11,8 @@ use std::{
 use warpweft_core_types::{BufferDesc, Deadline, ErrorClass};
 use warpweft_host::HostBackend;
 use warpweft_k2k_router::{
-    ActorCode, ActorError, ActorSpec, AskError, Placement, Reason, SendError, SystemConfig,
+    ActorCode, ActorError, ActorSpec, AskError, FullPolicy, Placement, Reason, SendError, SendOptions,
+    SystemConfig,
 };
 use warpweft_wrappers::{FaultConfig, FaultyBackend};
 
@@ -95,7 +96,10 @@ fn a_handler_that_panics_ends_its_actor_alone() {
     let gone = actor.send(0, &[], within()).unwrap_err();
     assert_eq!(gone, SendError::Gone { actor: actor.id(), reason: Reason::ActorFailed });
     relay.send(0, &[], within()).unwrap();
-    until("two dead letters", || rig.system.snapshot().dead_letters.get(&Reason::ActorFailed) == Some(&2));
+    // The one that it panicked at, the one behind it, and the one of the relay.
+    until("three dead letters", || rig.system.snapshot().dead_letters.get(&Reason::ActorFailed) == Some(&3));
+    let refused = rig.system.park(&actor, within()).map(drop).unwrap_err();
+    assert!(matches!(refused, ActorError::Gone { reason: Reason::ActorFailed, .. }), "{refused}");
     other.call(0, &[], within()).unwrap();
 }
 
@@ -131,4 +135,89 @@ fn a_device_that_is_lost_takes_its_actors_with_it_and_nothing_else() {
     kept.send(0, &[], within()).unwrap();
     assert_eq!(count_of(&kept), 1);
     drop(parked);
+}
+
+#[test]
+fn who_asks_a_handler_that_panics_is_told_at_once() {
+    let rig = Rig::new(1);
+    let code = ActorCode::host(NO_STATE, |_, _, _| panic!("at everything"));
+    let actor = rig.spawn(0, &ActorSpec::new("unhappy", code));
+    let lost = actor.call(0, &[], within()).unwrap_err();
+    assert!(matches!(lost, AskError::NotServed { reason: Reason::ActorFailed, .. }), "{lost}");
+}
+
+#[test]
+fn durations_without_end_harm_nobody() {
+    let rig = Rig::with(1, &SystemConfig { lane_lines: 64, ..SystemConfig::default() });
+    let go = Arc::new(AtomicBool::new(false));
+    let full = FullPolicy::Wait { within: Duration::MAX };
+    let slow = rig.spawn(0, &ActorSpec { inbox_capacity: 1, full, ..counter() });
+    let to = slow.id();
+    let options = SendOptions { deadline: Some(Duration::MAX), ..SendOptions::default() };
+    let code = ActorCode::host(NO_STATE, move |cx, _, _| {
+        (0..4).for_each(|_| cx.send_with(to, 0, &[], options));
+    });
+    let sender = rig.spawn(0, &ActorSpec::new("patient", code));
+    let parked = rig.system.park(&slow, within()).unwrap();
+    sender.send(0, &[], within()).unwrap();
+    until("some wait for room", || rig.system.pending(within()).0.len() == 4);
+    parked.resume();
+    until("all are served", || slow.served() == 4);
+    go.store(true, Ordering::Relaxed);
+}
+
+#[test]
+fn a_park_that_nobody_waits_for_any_more_is_undone() {
+    let rig = Rig::with(1, &SystemConfig { executors_per_device: 2, ..SystemConfig::default() });
+    let go = Arc::new(AtomicBool::new(false));
+    let actor = rig.spawn(0, &looping(&go));
+    actor.send(0, &[], within()).unwrap();
+    until("it is named", || rig.system.snapshot().devices[0].unparkable.is_some());
+    let brief = || Deadline::within(Duration::from_millis(20));
+    for _ in 0..2 {
+        let refused = rig.system.park(&actor, brief()).map(drop).unwrap_err();
+        let is_late = matches!(refused, ActorError::Unparkable { .. } | ActorError::Timeout { .. });
+        assert!(is_late, "{refused}");
+    }
+    go.store(true, Ordering::Relaxed);
+    actor.send(0, &[], within()).unwrap();
+    until("it goes on", || actor.served() == 2);
+    until("it parks again", || rig.system.park(&actor, within()).is_ok());
+}
+
+#[test]
+fn an_actor_stops_at_its_next_message() {
+    const EACH: Duration = Duration::from_millis(20);
+    let rig = Rig::new(1);
+    let code = ActorCode::host(NO_STATE, |_, _, _| {
+        let began = Instant::now();
+        while began.elapsed() < EACH {
+            std::thread::yield_now();
+        }
+    });
+    let actor = rig.spawn(0, &ActorSpec { inbox_capacity: 64, ..ActorSpec::new("thorough", code) });
+    (0..40).for_each(|_| actor.send(0, &[], within()).unwrap());
+    until("it has begun", || actor.served() > 0);
+    let parked = rig.system.park(&actor, within()).unwrap();
+    assert!(actor.served() < 30, "it went on to the {}th", actor.served());
+    parked.resume();
+    until("it serves the rest", || actor.served() == 40);
+}
+
+#[test]
+fn behind_the_end_of_a_system_nothing_is_accepted() {
+    let rig = Rig::new(1);
+    let actor = rig.spawn(0, &echo());
+    rig.system.shut_down(within()).unwrap();
+    let gone = actor.send(0, &[], within()).unwrap_err();
+    assert_eq!(gone, SendError::Gone { actor: actor.id(), reason: Reason::ActorStopped });
+}
+
+#[test]
+fn what_fits_no_lane_is_refused() {
+    let rig = Rig::with(1, &SystemConfig { lane_lines: 16, ..SystemConfig::default() });
+    let actor = rig.spawn(0, &ActorSpec { full: FullPolicy::Spill, ..echo() });
+    let refused = actor.send(0, &[0; 1000], within()).unwrap_err();
+    assert_eq!(refused, SendError::TooLong { length: 1000, limit: 13 * 12 });
+    actor.send(0, &[0; 13 * 12], within()).unwrap();
 }

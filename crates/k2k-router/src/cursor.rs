@@ -131,11 +131,6 @@ impl Numbers {
             Err(at) => self.0.insert(at, (line, 1)),
         }
     }
-
-    /// Forgets a destination that will never be sent to again.
-    pub fn forget(&mut self, destination: u32) {
-        self.0.retain(|((known, _), _)| *known != destination);
-    }
 }
 
 #[cfg(test)]

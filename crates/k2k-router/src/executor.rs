@@ -513,7 +513,12 @@ impl Executor {
             Order::Place | Order::Discard | Order::Activate | Order::Settle => Party::Target,
             Order::Stop | Order::Resume | Order::Forward | Order::Refuse | Order::Retire => Party::Source,
         };
-        if let Some(core) = core {
+        let is_target = matches!(order, Order::Place | Order::Activate);
+        if is_target && self.post.table.find(actor).is_err() {
+            // It was killed while it was on its way.
+            self.bury_all(actor, Reason::ActorKilled);
+            self.actors.remove(&actor.0);
+        } else if let Some(core) = core {
             self.actors.entry(actor.0).or_insert_with(|| Local::new(Seat::vacant(), *core));
         }
         if order == Order::Retire {

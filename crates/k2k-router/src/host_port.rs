@@ -14,6 +14,7 @@ use crate::{
     actor::{ActorId, FullPolicy, SendOptions},
     inbox::Inbox,
     ring::SharedProducer,
+    service::Request,
     shared::Shared,
     wire::PRIORITIES,
 };
@@ -109,6 +110,8 @@ impl HostPort {
         }
         if line.spilled.is_empty() {
             lock(&self.spilling).push(Arc::clone(inbox));
+            // Without the service nobody serves it either.
+            let _gone = self.shared.service.send(Request::Look);
         }
         line.spilled.push_back((header, message.payload.to_vec()));
         Ok(true)

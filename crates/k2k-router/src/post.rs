@@ -97,11 +97,11 @@ impl Post {
         numbers: &mut Numbers,
         blocked: &mut VecDeque<Blocked>,
     ) {
-        for outgoing in std::mem::take(&mut outbox.messages) {
-            let payload = &outbox.bytes[outgoing.start..outgoing.end];
-            self.send(from, &outgoing, payload, numbers, blocked);
+        let Outbox { messages, bytes, .. } = outbox;
+        for outgoing in messages.drain(..) {
+            self.send(from, &outgoing, &bytes[outgoing.start..outgoing.end], numbers, blocked);
         }
-        outbox.bytes.clear();
+        bytes.clear();
     }
 
     fn send(

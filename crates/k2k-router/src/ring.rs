@@ -181,12 +181,6 @@ impl Producer {
         self.tail += lines;
         Ok(())
     }
-
-    /// Whether everything sent was read and given back.
-    pub fn is_drained(&self) -> bool {
-        // Acquire: as in `try_push`.
-        self.shared.credit.load(Ordering::Acquire) == self.tail
-    }
 }
 
 /// Several producers of a lane: whoever has a reference may send.

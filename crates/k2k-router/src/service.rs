@@ -36,6 +36,8 @@ pub(crate) enum Request {
     Begin(Box<Begin>),
     /// Something happened in the epoch of an actor.
     Event { actor: ActorId, event: Event, core: Option<Box<Core>> },
+    /// Look at what the host has spilled.
+    Look,
     /// End.
     Shutdown,
 }
@@ -108,7 +110,7 @@ impl Service {
                     }
                     self.event(actor, event);
                 }
-                Err(mpsc::RecvTimeoutError::Timeout) => {}
+                Ok(Request::Look) | Err(mpsc::RecvTimeoutError::Timeout) => {}
                 Ok(Request::Shutdown) | Err(mpsc::RecvTimeoutError::Disconnected) => return,
             }
             if looked.elapsed() >= SHORT_TICK {
@@ -182,10 +184,13 @@ impl Service {
                         self.event(actor, Event::Cancel);
                     }
                 }
-                Action::Commit => match running.target {
-                    Some(target) => self.shared.routes.change(|table| table.relocate(actor, target)),
-                    None => self.shared.routes.change(|table| table.remove(actor, Reason::ActorStopped)),
-                },
+                Action::Commit => {
+                    let target = running.target;
+                    self.shared.routes.change(|table| match target {
+                        Some(target) => table.relocate(actor, target),
+                        None => table.remove(actor, Reason::ActorStopped),
+                    });
+                }
                 Action::Finish(outcome) => {
                     let Some(running) = self.running.remove(&actor) else { return };
                     if let Some(done) = running.done {

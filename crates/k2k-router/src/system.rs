@@ -260,9 +260,9 @@ impl System {
     /// [`ActorError::Gone`] if it is not there any more.
     pub fn kill(&self, actor: &ActorRef) -> Result<(), ActorError> {
         let (shared, id) = (&self.inner.shared, actor.id());
-        let table = shared.routes.load();
-        let entry = table.find(id).map_err(|reason| ActorError::Gone { actor: id, reason })?;
-        shared.routes.change(|table| table.remove(id, Reason::ActorKilled));
+        // Where it is, it is by the table that this change was made to: it may be moving.
+        let before = shared.routes.change(|table| table.kill(id));
+        let entry = before.find(id).map_err(|reason| ActorError::Gone { actor: id, reason })?;
         shared.executors[entry.executor].tell(Command::Kill(id, Reason::ActorKilled));
         shared.replies.give_up(Reason::ActorKilled, |asked| asked == id);
         self.inner.plans().channels.forget(id);

@@ -150,6 +150,13 @@ impl Table {
         self.actors.clear();
     }
 
+    /// Removes an actor that is there; one that has ended keeps its own reason.
+    pub(crate) fn kill(&mut self, actor: ActorId) {
+        if self.actors.contains_key(&actor.0) {
+            self.remove(actor, Reason::ActorKilled);
+        }
+    }
+
     pub(crate) fn remove(&mut self, actor: ActorId, reason: Reason) {
         self.actors.remove(&actor.0);
         if reason != Reason::ActorStopped {
@@ -177,15 +184,16 @@ impl Routes {
         self.version.load(Ordering::Acquire)
     }
 
-    /// Changes the table. Several may try; each change is made to the latest.
-    pub(crate) fn change(&self, change: impl Fn(&mut Table)) {
-        self.table.rcu(|table| {
+    /// Changes the table, and says what it was. Several may try; each change is made to the latest.
+    pub(crate) fn change(&self, change: impl Fn(&mut Table)) -> Arc<Table> {
+        let before = self.table.rcu(|table| {
             let mut table = Table::clone(table);
             change(&mut table);
             table
         });
         // Release: as in `version`.
         self.version.fetch_add(1, Ordering::Release);
+        before
     }
 }
 

@@ -221,3 +221,26 @@ fn what_fits_no_lane_is_refused() {
     assert_eq!(refused, SendError::TooLong { length: 1000, limit: 13 * 12 });
     actor.send(0, &[0; 13 * 12], within()).unwrap();
 }
+
+/// Whenever it is killed on its way, it serves nothing afterwards.
+#[test]
+fn an_actor_that_is_killed_while_it_moves_is_nowhere() {
+    let rig = Rig::new(2);
+    for turn in 0..60_u64 {
+        let actor = rig.spawn(0, &counter());
+        let id = actor.id();
+        std::thread::scope(|scope| {
+            let moving =
+                scope.spawn(|| rig.system.relocate(&actor, Placement::Device(rig.devices[1]), within()));
+            // At different moments of the move.
+            (0..turn * 50).for_each(|_| std::hint::spin_loop());
+            rig.system.kill(&actor).unwrap();
+            let _moved_or_lost = moving.join().unwrap();
+        });
+        assert!(rig.system.snapshot().actors.iter().all(|one| one.id != id));
+        let gone = actor.send(0, &[], within()).unwrap_err();
+        assert_eq!(gone, SendError::Gone { actor: id, reason: Reason::ActorKilled });
+        assert!(matches!(rig.system.kill(&actor), Err(ActorError::Gone { reason: Reason::ActorKilled, .. })));
+    }
+    assert_eq!(rig.system.pending(within()).0.len(), 0);
+}

@@ -135,6 +135,21 @@ fn copies_are_queued_and_judged_by_a_bar() {
 }
 
 #[test]
+fn engines_of_gpus_are_measured_and_told() {
+    let machine = Machine::new();
+    let cache = machine.folder.path().join("kept");
+    let explain = format!(
+        "perf all_reduce --backend cuda -b 4K -e 4K -n 2 -m 2 -w 1 --explain --tuning-cache {}",
+        cache.display()
+    );
+    let told = text(&machine.run(&explain).stdout);
+    assert!(told.contains("Engines by what was measured") && told.contains("usual sum"), "{told}");
+    assert_eq!(std::fs::read_dir(&cache).unwrap().count(), 1);
+    let rows = machine.succeeds(&format!("{explain} --json"));
+    assert!(rows.iter().all(|row| row["wrong"] == 0 && row["chosen"]["engine"].is_string()), "{rows:?}");
+}
+
+#[test]
 fn host_devices_and_gpus_are_shown_measured_and_examined_together() {
     let machine = Machine::new();
     let report = &machine.succeeds("topo --backend host,cuda --devices 2 --json")[0];

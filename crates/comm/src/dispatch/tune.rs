@@ -63,7 +63,8 @@ pub(crate) fn table(scene: &Scene<'_>, config: &TuningConfig) -> Result<Dispatch
         return Ok(Dispatch::new(kept, scene.engines));
     }
     let measured = measure(scene, config.budget)?;
-    if let Some(folder) = folder
+    if !measured.is_empty()
+        && let Some(folder) = folder
         && let Err(error) = cache::write(folder, &scene.key, &measured)
     {
         tracing::warn!(%error, "what was measured of engines is not kept");

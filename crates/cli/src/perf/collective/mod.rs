@@ -184,6 +184,9 @@ fn print_head(kind: Kind, args: &PerfCollective, comm: &Communicator, engines: &
 /// What was measured of engines, for a rank that names none.
 fn print_table(measured: &[Measured]) {
     output::title("Engines by what was measured");
+    if measured.is_empty() {
+        return output::note("# nothing: every call goes one way only, so that there is nothing to choose");
+    }
     output::note(
         "# up to so many bytes from rank to rank; then all ways with a call's time in us, the fastest takes it",
     );

@@ -150,9 +150,12 @@ fn one_meeting_serves_group_after_group() {
 fn a_rank_that_never_comes_is_named_to_all() {
     let started = Instant::now();
     let meeting = Meeting::new();
-    let results =
-        in_threads(3, |rank| Group::join(Rendezvous::Meeting(meeting.clone()), config(rank, 5), BRIEFLY));
-    assert!(started.elapsed() < Duration::from_secs(5));
+    // Rank 0 waits long enough for those that do come, however busy the machine is, and its end is everybody's.
+    let results = in_threads(3, |rank| {
+        let limit = if rank == 0 { Duration::from_secs(2) } else { SOON };
+        Group::join(Rendezvous::Meeting(meeting.clone()), config(rank, 5), limit)
+    });
+    assert!(started.elapsed() < SOON);
     for result in &results {
         let Refusal::Missing { ranks } = refusal(result) else { panic!("{result:?}") };
         assert!(ranks.contains(&Rank(3)) && ranks.contains(&Rank(4)), "{ranks:?}");

@@ -6,7 +6,8 @@
 // sender's memory. Nothing else is assumed of other ranks, so that any order of calls goes by the same rings.
 //
 // A line is two words of 64 bits, each of which is stored at once and holds 32 bits of the message and the number.
-// See docs/design/low-latency.md.
+// Messages of many bytes are stored bare, into slots of their own, and a flag with their number behind them, which costs
+// a fence and halves what goes over the link. See docs/design/low-latency.md.
 
 #include "elements.cuh"
 
@@ -16,10 +17,17 @@ enum { RANKS = 16, SLOTS = 4 };
 enum { MOVES = 0xffff };
 
 // Of one rank's part of the window, in bytes.
-enum { ABORT = 0, CLAIM = 4, LIMIT = 8, CHANNELS = 4096, CHANNEL = 256, LINES = 65536 };
+enum { ABORT = 0, CLAIM = 4, LIMIT = 8, CHANNELS = 4096, CHANNEL = 512, LINES = 65536, BARE_SLOTS = 16 << 20 };
 
-// Of a channel, in words: the last number sent to each rank, that taken from each, and that taken by each.
-enum { SENT = 0, TAKEN = 16, CREDIT = 32 };
+// Of a channel, in words: the last number sent to each rank, that taken from each, and that taken by each; and of each
+// slot and rank the number of the last bare message there.
+enum { SENT = 0, TAKEN = 16, CREDIT = 32, FLAGS = 64 };
+
+// Which messages of a call are bare: those that this rank gives, and those that it takes.
+enum { GIVEN = 1, RECEIVED = 2 };
+
+// Lines of bare messages that a thread has under way.
+enum { BATCH = 4 };
 
 // Of the words that the host sees.
 enum { CAUSE = 0, PEER = 1, NUMBER = 2, AT = 3, ENDED = 16 };
@@ -42,14 +50,16 @@ struct Call {
     unsigned receivers, senders;
     // The type in the upper half, the reduction in the lower.
     unsigned code;
-    // Lines of a slot.
-    unsigned lines;
+    // Lines of a slot, and of one of bare messages.
+    unsigned lines, bare_lines;
     // Channels that share the messages.
     unsigned give_channels, take_channels;
     // Bytes that all places and lengths of operands are multiples of: 1, 2, 4 or 8.
     unsigned unit;
     // Whether ranks reduce a part each and then give it to all.
     unsigned two_shots;
+    // Which messages are bare.
+    unsigned bare;
 };
 
 struct Numbers {
@@ -68,6 +78,12 @@ static __device__ void store_word(void *to, unsigned value) {
 
 static __device__ void load_line(const u64 *from, u64 &low, u64 &high) {
     asm volatile("ld.relaxed.sys.global.v2.b64 {%0, %1}, [%2];" : "=l"(low), "=l"(high) : "l"(from) : "memory");
+}
+
+static __device__ u64 load_bare(const u64 *from) {
+    u64 value;
+    asm volatile("ld.relaxed.sys.global.b64 %0, [%1];" : "=l"(value) : "l"(from) : "memory");
+    return value;
 }
 
 static __device__ void store_line(u64 *to, unsigned number, u64 value) {
@@ -172,6 +188,8 @@ struct Lines {
     __device__ u64 at(unsigned rank, unsigned index) const { return first + spread * rank + index; }
 };
 
+// `BARE` where messages may be bare; what they take stays out of the way of those that are short.
+template <bool BARE>
 struct Channel {
     unsigned char *window;
     unsigned *host;
@@ -188,11 +206,27 @@ struct Channel {
         return (unsigned *)(part(rank) + CHANNELS + blockIdx.x * CHANNEL);
     }
 
+    // Which of the slots is that of a message from one rank to another.
+    __device__ u64 place(unsigned from, unsigned number) const {
+        return ((u64)blockIdx.x * SLOTS + number % SLOTS) * call.ranks + from;
+    }
+
     // The first line of a slot from one rank to another.
     __device__ u64 *slot(unsigned from, unsigned to, unsigned number) const {
-        u64 index = ((u64)blockIdx.x * SLOTS + number % SLOTS) * call.ranks + from;
-        return (u64 *)(part(to) + LINES) + index * call.lines * 2;
+        return (u64 *)(part(to) + LINES) + place(from, number) * call.lines * 2;
     }
+
+    // The same of a bare message.
+    __device__ u64 *bare_slot(unsigned from, unsigned to, unsigned number) const {
+        return (u64 *)(part(to) + BARE_SLOTS) + place(from, number) * call.bare_lines;
+    }
+
+    __device__ unsigned *flag(unsigned from, unsigned to, unsigned number) const {
+        return words(to) + FLAGS + number % SLOTS * RANKS + from;
+    }
+
+    __device__ bool gives_bare() const { return BARE && call.bare & GIVEN; }
+    __device__ bool takes_bare() const { return BARE && call.bare & RECEIVED; }
 
     __device__ bool gives_to(unsigned rank) const { return rank != call.rank && call.receivers >> rank & 1; }
     __device__ bool takes_from(unsigned rank) const { return rank != call.rank && call.senders >> rank & 1; }
@@ -273,6 +307,8 @@ struct Channel {
                 u64 *lines = slot(peer, call.rank, number);
                 for (unsigned line = threadIdx.x; number % SWEEP < SLOTS && line < call.lines; line += blockDim.x)
                     store_line(lines + line * 2, number ^ 0x80000000u, 0);
+                if (threadIdx.x == 0 && number % SWEEP < SLOTS)
+                    *flag(peer, call.rank, number) = number ^ 0x80000000u;
             }
         }
         __threadfence_system();
@@ -286,6 +322,8 @@ struct Channel {
         return (call.code & 0xffff) == PREMUL ? scaled(call.code >> 16, value, call.factor) : value;
     }
 
+    __noinline__ __device__ u64 given_by_pieces(unsigned to, u64 line) const { return given(to, line); }
+
     __device__ void take(unsigned from, u64 line, u64 value) const {
         unsigned char *to = dst + call.take_at + call.take_stride * from + line * 8;
         if (call.unit == 8)
@@ -296,7 +334,33 @@ struct Channel {
 
     __device__ void push(unsigned peer, unsigned ahead, unsigned index, u64 value) const {
         unsigned number = numbers.sent[peer] + ahead;
-        store_line(slot(call.rank, peer, number) + (u64)index * 2, number, value);
+        if (gives_bare())
+            bare_slot(call.rank, peer, number)[index] = value;
+        else
+            store_line(slot(call.rank, peer, number) + (u64)index * 2, number, value);
+    }
+
+    // All threads have stored what bare messages hold: their receivers are told.
+    __device__ void raise_flags(unsigned ahead) const {
+        __syncthreads();
+        unsigned peer = threadIdx.x;
+        if (peer < call.ranks && gives_to(peer)) {
+            unsigned number = numbers.sent[peer] + ahead;
+            __threadfence_system();
+            store_word(flag(call.rank, peer, number), number);
+        }
+    }
+
+    // Until bare messages have arrived from all. Whether they have.
+    __device__ bool flags_are_up(unsigned ahead) {
+        unsigned peer = threadIdx.x;
+        if (peer < call.ranks && takes_from(peer)) {
+            unsigned number = numbers.taken[peer] + ahead;
+            while (load_word(flag(peer, call.rank, number)) != number && !is_over(peer, number)) {
+            }
+            __threadfence_system();
+        }
+        return !__syncthreads_or(patience.is_over);
     }
 
     // The lines `index` of what comes from up to four of `senders`, from rank `base` on, all loads under way at once.
@@ -345,6 +409,112 @@ struct Channel {
         }
     }
 
+    // Lines of what this rank gives to another, a block's width apart and all loads under way at once.
+    __device__ void load_given(unsigned to, const Lines &lines, unsigned first, u64 (&values)[BATCH]) const {
+        bool is_plain = call.unit == 8 && (call.code & 0xffff) != PREMUL;
+        const u64 *from = (const u64 *)(src + call.give_at + call.give_stride * to);
+#pragma unroll
+        for (unsigned turn = 0; turn < BATCH; turn++) {
+            unsigned index = first + turn * blockDim.x;
+            u64 line = lines.at(to, index);
+            bool is_there = index < lines.count && line < lines.end;
+            values[turn] = !is_there ? 0 : is_plain ? from[line] : given_by_pieces(to, line);
+        }
+    }
+
+    // The same of what arrived bare.
+    __device__ void load_arrived(unsigned from, unsigned ahead, const Lines &lines, unsigned part, unsigned first,
+                                 u64 (&values)[BATCH]) const {
+        const u64 *slot = bare_slot(from, call.rank, numbers.taken[from] + ahead);
+#pragma unroll
+        for (unsigned turn = 0; turn < BATCH; turn++) {
+            unsigned index = first + turn * blockDim.x;
+            bool is_there = index < lines.count && lines.at(part, index) < lines.end;
+            values[turn] = is_there ? load_bare(slot + index) : 0;
+        }
+    }
+
+    __device__ void give_bare(Lines lines) const {
+        bool same = call.give_stride == 0 && lines.spread == 0;
+        for (unsigned first = threadIdx.x; first < lines.count; first += BATCH * blockDim.x) {
+            u64 values[BATCH];
+            if (same)
+                load_given(0, lines, first, values);
+#pragma unroll 1
+            for (unsigned step = 1; step < call.ranks; step++) {
+                unsigned peer = (call.rank + step) % call.ranks;
+                if (!gives_to(peer))
+                    continue;
+                if (!same)
+                    load_given(peer, lines, first, values);
+#pragma unroll
+                for (unsigned turn = 0; turn < BATCH; turn++) {
+                    unsigned index = first + turn * blockDim.x;
+                    if (index < lines.count && lines.at(peer, index) < lines.end)
+                        push(peer, 1, index, values[turn]);
+                }
+            }
+        }
+        raise_flags(1);
+    }
+
+    __device__ void take_moved_bare(Lines lines, unsigned ahead) {
+        for (unsigned first = threadIdx.x; first < lines.count; first += BATCH * blockDim.x) {
+#pragma unroll 1
+            for (unsigned peer = 0; peer < call.ranks; peer++) {
+                if (!takes_from(peer))
+                    continue;
+                u64 values[BATCH];
+                load_arrived(peer, ahead, lines, peer, first, values);
+#pragma unroll
+                for (unsigned turn = 0; turn < BATCH; turn++) {
+                    unsigned index = first + turn * blockDim.x;
+                    if (index < lines.count && lines.at(peer, index) < lines.end)
+                        take(peer, lines.at(peer, index), values[turn]);
+                }
+            }
+        }
+    }
+
+    // Of the usual sums; a thread has several lines under way.
+    __device__ void take_summed_bare(Lines lines) {
+        unsigned type = call.code >> 16;
+        for (unsigned first = threadIdx.x; first < lines.count; first += BATCH * blockDim.x) {
+            float sums[BATCH][4];
+            u64 own[BATCH];
+            load_given(call.rank, lines, first, own);
+#pragma unroll 1
+            for (unsigned rank = 0; rank < call.ranks; rank++) {
+                u64 values[BATCH];
+                if (rank != call.rank)
+                    load_arrived(rank, 1, lines, call.rank, first, values);
+#pragma unroll
+                for (unsigned turn = 0; turn < BATCH; turn++)
+                    add_usual(type, rank == 0, sums[turn], rank == call.rank ? own[turn] : values[turn]);
+            }
+#pragma unroll
+            for (unsigned turn = 0; turn < BATCH; turn++) {
+                unsigned index = first + turn * blockDim.x;
+                if (index < lines.count && lines.at(call.rank, index) < lines.end)
+                    put_reduced(lines, index, usual_sum(type, sums[turn]));
+            }
+        }
+    }
+
+    // Of everything else.
+    __device__ void take_reduced_bare(Lines lines) {
+        for (unsigned index = threadIdx.x; index < lines.count && lines.at(call.rank, index) < lines.end;
+             index += blockDim.x) {
+            u64 words[RANKS];
+#pragma unroll 1
+            for (unsigned rank = 0; rank < call.ranks; rank++)
+                words[rank] = rank == call.rank
+                                  ? given(rank, lines.at(rank, index))
+                                  : load_bare(bare_slot(rank, call.rank, numbers.taken[rank] + 1) + index);
+            put_reduced(lines, index, reduced(call.code >> 16, call.code & 0xffff, call.ranks, words));
+        }
+    }
+
     // Puts what arrived from each in its place.
     __device__ void take_moved(Lines lines, unsigned ahead) {
         unsigned others = call.senders & ~(1u << call.rank);
@@ -372,13 +542,18 @@ struct Channel {
             take(call.rank, lines.first + index, given(call.rank, lines.first + index));
     }
 
+    __device__ bool is_usual() const {
+        unsigned type = call.code >> 16;
+        return (type == F32 || type == F16 || type == BF16) && (call.code & 0xffff) == SUM;
+    }
+
     // Takes what a line of all ranks reduces to, in their order, and gives it to all if that is another shot.
     __device__ void take_reduced(Lines lines) {
         unsigned others = call.senders & ~(1u << call.rank), type = call.code >> 16, op = call.code & 0xffff;
-        bool is_usual = (type == F32 || type == F16 || type == BF16) && op == SUM;
+        bool is_usual = this->is_usual();
         for (unsigned index = threadIdx.x; index < lines.count && lines.at(call.rank, index) < lines.end;
              index += blockDim.x) {
-            u64 line = lines.at(call.rank, index), own = given(call.rank, line), words[RANKS], result;
+            u64 own = given(call.rank, lines.at(call.rank, index)), words[RANKS], result;
             float sums[4];
             for (unsigned base = 0; base < call.ranks; base += 4) {
                 u64 values[4];
@@ -396,13 +571,15 @@ struct Channel {
                 }
             }
             result = is_usual ? usual_sum(type, sums) : reduced(type, op, call.ranks, words);
-            take(0, line, result);
-            if (call.two_shots)
-                push_result(index, result);
+            put_reduced(lines, index, result);
         }
     }
 
-    __device__ void push_result(unsigned index, u64 result) const {
+    // What a line of all ranks reduces to, for this rank, and for all if that is another shot.
+    __device__ void put_reduced(const Lines &lines, unsigned index, u64 result) const {
+        take(0, lines.at(call.rank, index), result);
+        if (!call.two_shots)
+            return;
 #pragma unroll 1
         for (unsigned step = 1; step < call.ranks; step++)
             push((call.rank + step) % call.ranks, 2, index, result);
@@ -416,15 +593,39 @@ struct Channel {
     }
 
     // The next lines that slots hold, which are taken from `all`.
-    __device__ Lines next(Lines &all) const {
+    __device__ Lines next(Lines &all, bool bare) const {
         Lines lines = all;
-        u64 left = all.end - all.first;
+        u64 left = all.end - all.first, room = bare ? call.bare_lines : call.lines;
         if (call.two_shots)
-            lines.spread = (min(left, (u64)call.lines * call.ranks) + call.ranks - 1) / call.ranks;
-        lines.count = (unsigned)(call.two_shots ? lines.spread : min(left, (u64)call.lines));
+            lines.spread = (min(left, room * call.ranks) + call.ranks - 1) / call.ranks;
+        lines.count = (unsigned)(call.two_shots ? lines.spread : min(left, room));
         all.first = min(all.end, all.first + (call.two_shots ? lines.spread * call.ranks : lines.count));
         lines.end = all.first;
         return lines;
+    }
+
+    // One round of messages that this rank takes.
+    __device__ void receive(Lines lines, bool moves) {
+        if (!moves)
+            take_reduced(lines);
+        if (moves || call.two_shots)
+            take_moved(lines, call.two_shots ? 2 : 1);
+    }
+
+    __device__ void receive_bare(Lines lines, bool moves) {
+        if (!flags_are_up(1))
+            return;
+        if (moves)
+            return take_moved_bare(lines, 1);
+        if (is_usual())
+            take_summed_bare(lines);
+        else
+            take_reduced_bare(lines);
+        if (!call.two_shots)
+            return;
+        raise_flags(2);
+        if (flags_are_up(2))
+            take_moved_bare(lines, 2);
     }
 
     __device__ void run() {
@@ -436,14 +637,17 @@ struct Channel {
         bool has_own = moves && (call.senders & call.receivers) >> call.rank & 1;
         bool goes_on = give_all.first < give_all.end || take_all.first < take_all.end;
         while (goes_on) {
-            Lines gives = next(give_all), takes = next(take_all);
-            give(gives);
+            Lines gives = next(give_all, gives_bare()), takes = next(take_all, takes_bare());
+            if (!gives_bare())
+                give(gives);
+            else if (gives.count)
+                give_bare(gives);
             if (has_own)
                 take_own(takes);
-            if (!moves)
-                take_reduced(takes);
-            if (moves || call.two_shots)
-                take_moved(takes, call.two_shots ? 2 : 1);
+            if (!takes_bare())
+                receive(takes, moves);
+            else if (takes.count)
+                receive_bare(takes, moves);
             goes_on = give_all.first < give_all.end || take_all.first < take_all.end;
             unsigned shots = call.two_shots ? 2 : 1;
             goes_on = turn(gives.count ? shots : 0, takes.count ? shots : 0, !goes_on) && goes_on;
@@ -455,12 +659,31 @@ struct Channel {
 extern "C" __global__ void __launch_bounds__(512)
 low_latency(unsigned char *window, unsigned *host, const unsigned char *src, unsigned char *dst, Call call) {
     __shared__ Numbers numbers;
-    Channel{window, host, src, dst, call, numbers, {0, 0, false}, 0}.run();
+    Channel<false>{window, host, src, dst, call, numbers, {0, 0, false}, 0}.run();
 }
 
 // One operand, or two in one range.
 extern "C" __global__ void __launch_bounds__(512)
 low_latency_within(unsigned char *window, unsigned *host, unsigned char *both, Call call) {
     __shared__ Numbers numbers;
-    Channel{window, host, both, both, call, numbers, {0, 0, false}, 0}.run();
+    Channel<false>{window, host, both, both, call, numbers, {0, 0, false}, 0}.run();
+}
+
+// Both of the following, once.
+static __noinline__ __device__ void run_bare(unsigned char *window, unsigned *host, const unsigned char *src,
+                                             unsigned char *dst, const Call &call, Numbers &numbers) {
+    Channel<true>{window, host, src, dst, call, numbers, {0, 0, false}, 0}.run();
+}
+
+// The same where messages are bare.
+extern "C" __global__ void __launch_bounds__(512)
+low_latency_bare(unsigned char *window, unsigned *host, const unsigned char *src, unsigned char *dst, Call call) {
+    __shared__ Numbers numbers;
+    run_bare(window, host, src, dst, call, numbers);
+}
+
+extern "C" __global__ void __launch_bounds__(512)
+low_latency_bare_within(unsigned char *window, unsigned *host, unsigned char *both, Call call) {
+    __shared__ Numbers numbers;
+    run_bare(window, host, both, both, call, numbers);
 }

@@ -72,6 +72,8 @@ pub struct Shape {
     pub channels: u32,
     /// Whether each rank reduces a part and gives it to all, instead of all ranks everything.
     pub two_shots: bool,
+    /// Whether messages are stored as they are with a flag behind them, instead of in lines that carry their number.
+    pub bare: bool,
 }
 
 /// An engine, in one of its ways.
@@ -86,9 +88,10 @@ pub struct Way {
 impl fmt::Display for Way {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.engine.fmt(f)?;
-        let Some(Shape { channels, two_shots }) = self.shape else { return Ok(()) };
+        let Some(Shape { channels, two_shots, bare }) = self.shape else { return Ok(()) };
         write!(f, " in {channels} {}", if channels == 1 { "block" } else { "blocks" })?;
-        if two_shots { f.write_str(", two shots") } else { Ok(()) }
+        f.write_str(if two_shots { ", two shots" } else { "" })?;
+        f.write_str(if bare { ", bare" } else { "" })
     }
 }
 

@@ -89,8 +89,12 @@ impl Kernel {
             "blend" => kernel(&[8, 8, 8, 8], blend),
             "beat" => kernel(&[SLICE, 8], beat),
             "reduce" => kernel(&[8, 4, 4, 4, 4], reduce),
-            "low_latency" => kernel(&[8, 8, 8, 8, low_latency::CALL], low_latency::apart),
-            "low_latency_within" => kernel(&[8, 8, 8, low_latency::CALL], low_latency::within),
+            "low_latency" | "low_latency_bare" => {
+                kernel(&[8, 8, 8, 8, low_latency::CALL], low_latency::apart)
+            }
+            "low_latency_within" | "low_latency_bare_within" => {
+                kernel(&[8, 8, 8, low_latency::CALL], low_latency::within)
+            }
             "visit" => kernel(&[8, 8], |_| Ok(Step::Done)),
             "visit_three" => kernel(&[8, 8, 8, 8], |_| Ok(Step::Done)),
             "step" => kernel(&[8, 4], digit),

@@ -11,7 +11,7 @@ use crate::{
 };
 
 /// Of `Call`.
-pub(crate) const CALL: usize = 104;
+pub(crate) const CALL: usize = 112;
 
 const SLOTS: u64 = 4;
 const MOVES: u32 = 0xffff;
@@ -21,11 +21,13 @@ const ABORT: u64 = 0;
 const CLAIM: u64 = 4;
 const LIMIT: u64 = 8;
 const CHANNELS: u64 = 4096;
-const CHANNEL: u64 = 256;
+const CHANNEL: u64 = 512;
 const LINES: u64 = 65_536;
+const BARE: u64 = 16 << 20;
 const SENT: u64 = 0;
 const TAKEN: u64 = 64;
 const CREDIT: u64 = 128;
+const FLAGS: u64 = 256;
 const PEER: u64 = 4;
 const NUMBER: u64 = 8;
 const AT: u64 = 12;
@@ -54,9 +56,12 @@ struct Call {
     senders: u32,
     code: u32,
     lines: u32,
+    bare_lines: u32,
     give_channels: u32,
     take_channels: u32,
     two_shots: bool,
+    gives_bare: bool,
+    takes_bare: bool,
 }
 
 /// Where a block is.
@@ -118,8 +123,9 @@ impl Share {
         self.first >= self.end
     }
 
-    fn next(&mut self, call: &Call) -> Lines {
-        let (left, lines, ranks) = (self.end - self.first, u64::from(call.lines), u64::from(call.ranks));
+    fn next(&mut self, call: &Call, bare: bool) -> Lines {
+        let lines = u64::from(if bare { call.bare_lines } else { call.lines });
+        let (left, ranks) = (self.end - self.first, u64::from(call.ranks));
         let spread = if call.two_shots { left.min(lines * ranks).div_ceil(ranks) } else { 0 };
         let count = if call.two_shots { spread } else { left.min(lines) };
         let first = self.first;
@@ -175,10 +181,13 @@ impl Call {
             senders: word(3),
             code: word(4),
             lines: word(5),
-            give_channels: word(6),
-            take_channels: word(7),
-            // Word 8 is the unit by which CUDA loads and stores.
-            two_shots: word(9) != 0,
+            bare_lines: word(6),
+            give_channels: word(7),
+            take_channels: word(8),
+            // Word 9 is the unit by which CUDA loads and stores.
+            two_shots: word(10) != 0,
+            gives_bare: word(11) & 1 != 0,
+            takes_bare: word(11) & 2 != 0,
         }
     }
 
@@ -235,9 +244,12 @@ impl Channel<'_> {
                     if let Some(peer) = self.full()? {
                         return self.wait(progress, peer);
                     }
-                    progress.gives = progress.give.next(call);
-                    progress.takes = progress.take.next(call);
+                    progress.gives = progress.give.next(call, call.gives_bare);
+                    progress.takes = progress.take.next(call, call.takes_bare);
                     self.give(&progress.gives)?;
+                    if progress.gives.count > 0 {
+                        self.raise_flags(1)?;
+                    }
                     if call.has_own() {
                         self.take_own(&progress.takes)?;
                     }
@@ -250,6 +262,7 @@ impl Channel<'_> {
                     }
                     (progress.index, progress.peer) = (0, 0);
                     if call.two_shots {
+                        self.raise_flags(2)?;
                         progress.stage = Stage::Move;
                     } else {
                         self.turn(progress)?;
@@ -278,14 +291,37 @@ impl Channel<'_> {
         self.memory.read(self.word(self.call.rank, kind, of))
     }
 
+    fn slot(&self, from: u32, number: u32) -> u64 {
+        (self.index * SLOTS + u64::from(number) % SLOTS) * u64::from(self.call.ranks) + u64::from(from)
+    }
+
     fn line(&self, from: u32, to: u32, number: u32, index: u64) -> u64 {
-        let slot =
-            (self.index * SLOTS + u64::from(number) % SLOTS) * u64::from(self.call.ranks) + u64::from(from);
-        self.part(to) + LINES + (slot * u64::from(self.call.lines) + index) * 16
+        self.part(to) + LINES + (self.slot(from, number) * u64::from(self.call.lines) + index) * 16
+    }
+
+    fn bare_line(&self, from: u32, to: u32, number: u32, index: u64) -> u64 {
+        self.part(to) + BARE + (self.slot(from, number) * u64::from(self.call.bare_lines) + index) * 8
+    }
+
+    fn flag(&self, from: u32, to: u32, number: u32) -> u64 {
+        self.word(to, FLAGS + u64::from(number) % SLOTS * 64, from)
+    }
+
+    /// All of a bare message is there.
+    fn raise_flags(&self, ahead: u32) -> Result<(), Code> {
+        let call = &self.call;
+        for peer in (0..call.ranks).filter(|peer| call.gives_bare && call.gives_to(*peer)) {
+            let number = self.own(SENT, peer)?.wrapping_add(ahead);
+            self.memory.write(self.flag(call.rank, peer, number), number)?;
+        }
+        Ok(())
     }
 
     fn push(&self, to: u32, ahead: u32, index: u64, value: u64) -> Result<(), Code> {
         let number = self.own(SENT, to)?.wrapping_add(ahead);
+        if self.call.gives_bare {
+            return self.memory.write_long(self.bare_line(self.call.rank, to, number, index), value);
+        }
         let (line, stamp) = (self.line(self.call.rank, to, number, index), u64::from(number) << 32);
         self.memory.write_long(line, stamp | (value & 0xffff_ffff))?;
         self.memory.write_long(line + 8, stamp | value >> 32)
@@ -293,6 +329,11 @@ impl Channel<'_> {
 
     fn arrived(&self, from: u32, ahead: u32, index: u64) -> Result<Option<u64>, Code> {
         let number = self.own(TAKEN, from)?.wrapping_add(ahead);
+        if self.call.takes_bare {
+            let is_here = self.memory.read(self.flag(from, self.call.rank, number))? == number;
+            let line = self.bare_line(from, self.call.rank, number, index);
+            return if is_here { self.memory.read_long(line).map(Some) } else { Ok(None) };
+        }
         let line = self.line(from, self.call.rank, number, index);
         let (low, high) = (self.memory.read_long(line)?, self.memory.read_long(line + 8)?);
         let is_here = [low, high].iter().all(|word| word >> 32 == u64::from(number));

@@ -114,11 +114,12 @@ impl LowLatencyEngine {
 
     fn op<'a>(&'a self, step: &Step<'a>, args: &'a [Arg<'a>]) -> Result<Op<'a>, CommError> {
         match *step {
-            Step::Launch { operands, channels, .. } => {
-                let kernel = match operands {
+            Step::Launch { operands, channels, call } => {
+                let [lines, bare] = match operands {
                     Operands::Apart(..) => &self.core.kernels.apart,
                     Operands::Within(_) => &self.core.kernels.within,
                 };
+                let kernel = if call.bare == [false; 2] { lines } else { bare };
                 Ok(Op::Launch(Launch::new(kernel, [channels, 1, 1], args)?))
             }
             Step::Copy { src, dst } => {
@@ -129,7 +130,8 @@ impl LowLatencyEngine {
     }
 
     fn is_own(&self, kernel: &Arc<dyn Kernel>) -> bool {
-        [&self.core.kernels.apart, &self.core.kernels.within].into_iter().any(|own| Arc::ptr_eq(own, kernel))
+        let Kernels { apart, within } = &self.core.kernels;
+        apart.iter().chain(within).any(|own| Arc::ptr_eq(own, kernel))
     }
 
     /// What became of a device that waited, as all ranks are told of it.

@@ -21,7 +21,8 @@ fn numbers_of(rank: u32, count: u32) -> Vec<u32> {
 #[test]
 fn many_ranks_sum_in_their_order() {
     ranks(6, &config(), |place| {
-        for count in [1, 7, 20_000] {
+        // The last goes bare, in two shots.
+        for count in [1, 7, 20_000, 150_001] {
             let (src, dst) =
                 (place.numbers(&numbers_of(place.rank(), count)), place.numbers(&vec![0; count as usize]));
             place.comm.all_reduce(ReduceOp::Sum, DType::U32, &src, &dst).unwrap().wait(PATIENCE).unwrap();
@@ -44,6 +45,38 @@ fn messages_of_many_rounds_arrive() {
             part(&place);
         });
     }
+}
+
+/// What is stored bare beside what goes in lines, through the same rings: by one channel, so that a message takes rounds.
+#[test]
+fn bare_messages_and_lines_go_by_turns() {
+    const MANY: u32 = 150_000;
+    let config = CommConfig { multiprocessors: Some(1), ..config() };
+    ranks(2, &config, |place| {
+        let other = 1 - place.rank();
+        let (word, taken) = (place.numbers(&[1]), place.numbers(&vec![0; MANY as usize]));
+        // One of the two sends many numbers, the other few.
+        let count = |rank: u32| if rank == 0 { MANY } else { 7 };
+        let given = place.numbers(&numbers_of(place.rank(), count(place.rank())));
+        let taken_part = taken.slice(0..u64::from(count(other)) * 4).unwrap();
+        for _ in 0..2 {
+            place
+                .comm
+                .all_reduce_in_place(ReduceOp::Sum, DType::U32, &word)
+                .unwrap()
+                .on(&place.queue)
+                .unwrap();
+            let call = place.comm.send_recv(DType::U32, (other, &given), (other, &taken_part)).unwrap();
+            call.on(&place.queue).unwrap().wait(PATIENCE).unwrap();
+            assert!(read(&taken_part) == numbers_of(other, count(other)));
+            let src = (place.rank() == 0).then_some(&given);
+            place.comm.broadcast(0, DType::U32, src, &taken).unwrap().on(&place.queue).unwrap();
+        }
+        place.comm.all_reduce_in_place(ReduceOp::Max, DType::U32, &taken).unwrap().wait(PATIENCE).unwrap();
+        assert!(read(&taken) == numbers_of(0, MANY));
+        assert_eq!(read(&word), [4]);
+        part(&place);
+    });
 }
 
 /// Of a graph that the host replays and does not look at in between, with other calls among them.

@@ -17,8 +17,15 @@ use crate::rig::{Bench, LIMIT, Rig};
 /// Elements of a rank's part: one, some, and more than one block has threads for.
 const COUNTS: [usize; 3] = [1, 7, 1031];
 
+/// More than all slots of the blocks hold, in any manner, and not a multiple of anything.
+const MANY: usize = 1_000_003;
+
 /// As many blocks as find room beside those of the other ranks on one GPU.
 const CHANNELS: u32 = 3;
+
+/// Whether a call is in two shots, and whether its messages are bare.
+type Manner = (bool, bool);
+const LINES: Manner = (false, false);
 
 /// Ranks on one device.
 struct Ranks<'a> {
@@ -42,10 +49,10 @@ impl<'a> Ranks<'a> {
         rank: usize,
         (op, dtype): (CollectiveOp, DType),
         (src, dst): &Operands,
-        two_shots: bool,
+        (two_shots, bare): Manner,
     ) -> Result<SemaphorePoint> {
         let (rank, queue) = &self.ranks[rank];
-        let (done, shape) = (self.bench.point()?, Shape { channels: CHANNELS, two_shots });
+        let (done, shape) = (self.bench.point()?, Shape { channels: CHANNELS, two_shots, bare });
         rank.with_ops((op, dtype), (src.as_ref(), dst.as_ref()), Some(shape), &mut |ops| {
             queue.submit(&Submission { waits: &[], ops, signals: std::slice::from_ref(&done) })?;
             Ok(())
@@ -54,8 +61,8 @@ impl<'a> Ranks<'a> {
     }
 
     /// A call of all ranks.
-    fn call(&self, op: CollectiveOp, dtype: DType, operands: &[Operands], two_shots: bool) -> Result<()> {
-        let submit = |(rank, operands)| self.submit(rank, (op, dtype), operands, two_shots);
+    fn call(&self, op: CollectiveOp, dtype: DType, operands: &[Operands], manner: Manner) -> Result<()> {
+        let submit = |(rank, operands)| self.submit(rank, (op, dtype), operands, manner);
         let done = operands.iter().enumerate().map(submit).collect::<Result<Vec<_>>>()?;
         done.iter().try_for_each(|done| done.wait(LIMIT))?;
         let told = self.ranks.iter().find_map(|(rank, _)| rank.given_up());
@@ -73,6 +80,20 @@ fn given(dtype: DType, rank: usize, count: usize) -> Vec<u8> {
     let size = usize::try_from(dtype.size_bytes()).unwrap_or(8);
     let whole = |at: usize| u32::try_from((rank * 7 + at * 3) % 4 + 1).unwrap_or(1);
     (0..count).flat_map(|at| dtype.bits_of(whole(at)).to_le_bytes()[..size].to_vec()).collect()
+}
+
+/// Messages of more than a slot holds, so that they take rounds.
+pub(super) fn many_bytes(rig: &Rig) -> Result<()> {
+    for size in [2, 3, 5] {
+        let ranks = Ranks::new(rig, size, LIMIT)?;
+        for (op, dtype) in
+            [(ReduceOp::Sum, DType::F32), (ReduceOp::Sum, DType::Bf16), (ReduceOp::Max, DType::U8)]
+        {
+            reduce_all(&ranks, op, dtype, MANY)?;
+        }
+        move_all(&ranks, DType::U8, MANY, 0)?;
+    }
+    Ok(())
 }
 
 pub(super) fn reductions(rig: &Rig) -> Result<()> {
@@ -95,7 +116,7 @@ fn reduce_all(ranks: &Ranks<'_>, op: ReduceOp, dtype: DType, count: usize) -> Re
     let slices: Vec<&[u8]> = inputs.iter().map(Vec::as_slice).collect();
     let mut expected = vec![0; inputs[0].len()];
     reduce::combine(op, dtype, &[], &slices, &mut expected);
-    for two_shots in [false, true] {
+    for manner in [LINES, (true, false), (false, true), (true, true)] {
         let operands = inputs.iter().map(|input| {
             // In place, behind an element that is nobody's.
             let element = usize::try_from(dtype.size_bytes())?;
@@ -104,12 +125,12 @@ fn reduce_all(ranks: &Ranks<'_>, op: ReduceOp, dtype: DType, count: usize) -> Re
             Ok((Some(view.clone()), Some(view)))
         });
         let operands = operands.collect::<Result<Vec<Operands>>>()?;
-        ranks.call(CollectiveOp::AllReduce(op), dtype, &operands, two_shots)?;
+        ranks.call(CollectiveOp::AllReduce(op), dtype, &operands, manner)?;
         for (rank, (_, dst)) in operands.iter().enumerate() {
             let found = ranks.bench.read(dst.as_ref().context("a destination")?)?;
             ensure!(
                 found == expected,
-                "{op} of {count} {dtype}, rank {rank} of {size}, two shots: {two_shots}"
+                "{op} of {count} {dtype}, rank {rank} of {size}, two shots and bare: {manner:?}"
             );
         }
     }
@@ -149,24 +170,29 @@ fn move_all(ranks: &Ranks<'_>, dtype: DType, count: usize, offset: u64) -> Resul
             Box::new(|rank| (Some(parts(rank)), Some((0..size).flat_map(|from| of(from, rank)).collect()))),
         ),
     ];
-    for (op, case) in cases {
-        let views = (0..size).map(|rank| {
-            let (src, dst) = case(rank);
-            let behind = |view: BufferView| view.slice(offset..view.size());
-            let padded = |bytes: Vec<u8>| {
-                let bytes = [vec![0; usize::try_from(offset)?], bytes].concat();
-                Ok::<_, anyhow::Error>(behind(ranks.bench.uploaded(&bytes)?)?)
-            };
-            let zeros = |bytes: &Vec<u8>| {
-                Ok::<_, anyhow::Error>(behind(ranks.zeros(bytes.len() + usize::try_from(offset)?)?)?)
-            };
-            Ok((src.map(padded).transpose()?, dst.as_ref().map(zeros).transpose()?))
-        });
-        let views = views.collect::<Result<Vec<Operands>>>()?;
-        ranks.call(op, dtype, &views, false)?;
-        for (rank, (_, dst)) in views.iter().enumerate() {
-            let found = dst.as_ref().map(|dst| ranks.bench.read(dst)).transpose()?;
-            ensure!(found == case(rank).1, "{op} of {count} {dtype} at {offset}, rank {rank}");
+    for (op, case) in &cases {
+        for manner in [LINES, (false, true)] {
+            let views = (0..size).map(|rank| {
+                let (src, dst) = case(rank);
+                let behind = |view: BufferView| view.slice(offset..view.size());
+                let padded = |bytes: Vec<u8>| {
+                    let bytes = [vec![0; usize::try_from(offset)?], bytes].concat();
+                    Ok::<_, anyhow::Error>(behind(ranks.bench.uploaded(&bytes)?)?)
+                };
+                let zeros = |bytes: &Vec<u8>| {
+                    Ok::<_, anyhow::Error>(behind(ranks.zeros(bytes.len() + usize::try_from(offset)?)?)?)
+                };
+                Ok((src.map(padded).transpose()?, dst.as_ref().map(zeros).transpose()?))
+            });
+            let views = views.collect::<Result<Vec<Operands>>>()?;
+            ranks.call(*op, dtype, &views, manner)?;
+            for (rank, (_, dst)) in views.iter().enumerate() {
+                let found = dst.as_ref().map(|dst| ranks.bench.read(dst)).transpose()?;
+                ensure!(
+                    found == case(rank).1,
+                    "{op} of {count} {dtype} at {offset}, rank {rank}, {manner:?}"
+                );
+            }
         }
     }
     Ok(())
@@ -178,7 +204,7 @@ const SUM: (CollectiveOp, DType) = (CollectiveOp::AllReduce(ReduceOp::Sum), DTyp
 fn without_the_last(ranks: &Ranks<'_>) -> Result<Vec<SemaphorePoint>> {
     let call = |rank| {
         let view = ranks.bench.uploaded(&[1; 64])?;
-        ranks.submit(rank, SUM, &(Some(view.clone()), Some(view)), false)
+        ranks.submit(rank, SUM, &(Some(view.clone()), Some(view)), LINES)
     };
     (0..ranks.ranks.len() - 1).map(call).collect()
 }
@@ -196,7 +222,7 @@ pub(super) fn missing_rank(rig: &Rig) -> Result<()> {
     ensure!(!first.is_empty(), "{:?}", [told(0), told(1)]);
     // Who comes later is told at once.
     let view = ranks.bench.uploaded(&[1; 64])?;
-    ranks.submit(2, SUM, &(Some(view.clone()), Some(view)), false)?.wait(TIME)?;
+    ranks.submit(2, SUM, &(Some(view.clone()), Some(view)), LINES)?.wait(TIME)?;
     let names_one = first.iter().any(|rank| told(2).contains(&format!("rank {rank}:")));
     ensure!(names_one, "the last rank was told {:?}, and who gave up first was {first:?}", told(2));
     Ok(())

@@ -15,6 +15,7 @@ use crate::{
 const CHECKS: &[Check<Rig>] = &[
     ("every reduction of every type is right among ranks of one GPU", loopback::reductions),
     ("every movement is right among ranks of one GPU, whatever the places", loopback::movements),
+    ("messages of many bytes arrive in rounds", loopback::many_bytes),
     ("a rank that never comes is waited for as long as said", loopback::missing_rank),
     ("an end reaches launches that wait", loopback::ended),
     ("whoever goes leaves nothing behind that waits", loopback::dropped),

@@ -7,7 +7,7 @@ use warpweft_core_types::{
 };
 use warpweft_host_collectives::reduce;
 
-use super::window::{PART, lines};
+use super::window::{PART, bare_lines, lines};
 use crate::{CommError, engine::elements};
 
 /// The kernel. Its second line tells which source it was made of.
@@ -20,16 +20,17 @@ pub(crate) const THREADS: u32 = 512;
 pub(crate) const MOVES: u32 = 0xffff;
 
 /// Bytes of [`Call`].
-pub(crate) const CALL: usize = 104;
+pub(crate) const CALL: usize = 112;
 
 /// Where its [`Call::code`] is.
 pub(crate) const CODE_AT: usize = 80;
 
-/// The kernel for operands apart, and for one operand or two in one range.
+/// The kernel for operands apart, and for one operand or two in one range; both for lines alone, and where messages may be
+/// bare.
 #[derive(Debug, Clone)]
 pub(crate) struct Kernels {
-    pub(crate) apart: Arc<dyn Kernel>,
-    pub(crate) within: Arc<dyn Kernel>,
+    pub(crate) apart: [Arc<dyn Kernel>; 2],
+    pub(crate) within: [Arc<dyn Kernel>; 2],
 }
 
 /// What the kernel is told: `Call` in `low_latency.cu`, field by field.
@@ -59,6 +60,8 @@ pub(crate) struct Call {
     /// Bytes of which all places and lengths of operands are multiples.
     pub(crate) unit: u32,
     pub(crate) two_shots: bool,
+    /// Whether what is given is bare, and what is taken.
+    pub(crate) bare: [bool; 2],
 }
 
 impl Call {
@@ -81,10 +84,12 @@ impl Call {
             self.senders,
             self.code,
             u32::try_from(lines(self.ranks)).unwrap_or(u32::MAX),
+            u32::try_from(bare_lines(self.ranks)).unwrap_or(u32::MAX),
             self.give_channels,
             self.take_channels,
             self.unit,
             u32::from(self.two_shots),
+            u32::from(self.bare[0]) | u32::from(self.bare[1]) << 1,
         ];
         let mut bytes = [0; CALL];
         let (front, back) = bytes.split_at_mut(longs.len() * 8);
@@ -116,7 +121,10 @@ pub(crate) fn factor(reduction: Option<ReduceOp>, dtype: DType) -> u64 {
 /// Loads it.
 pub(crate) fn load(device: &dyn Device) -> Result<Kernels, CommError> {
     let module = device.load(&kernel_code())?;
-    Ok(Kernels { apart: module.kernel("low_latency")?, within: module.kernel("low_latency_within")? })
+    Ok(Kernels {
+        apart: [module.kernel("low_latency")?, module.kernel("low_latency_bare")?],
+        within: [module.kernel("low_latency_within")?, module.kernel("low_latency_bare_within")?],
+    })
 }
 
 /// Whether a device runs the form that there is.
@@ -132,20 +140,22 @@ fn kernel_code() -> KernelCode {
         let params: Vec<Param> = common.iter().chain(operands).copied().chain([call]).collect();
         KernelContract::new(name, params).with_workgroup_size([THREADS, 1, 1])
     };
-    let apart = contract("low_latency", &[Param::read(1), Param::write(1)]);
-    let within = contract("low_latency_within", &[Param::read_write(1)]);
+    let apart = ["low_latency", "low_latency_bare"];
+    let within = ["low_latency_within", "low_latency_bare_within"];
+    let apart = apart.map(|name| contract(name, &[Param::read(1), Param::write(1)]));
+    let within = within.map(|name| contract(name, &[Param::read_write(1)]));
     let form = ForeignCode::Source { format: CodeFormat::Ptx, text: SOURCE.to_owned() };
     // SAFETY: the form has the parameters of the contracts, in order, and blocks of so many threads. It touches the parts
     // of `ranks` ranks, which the window holds (`Window::exchange`), the words of the host's page, and as much of the
     // operands as `plan` took from calls that were checked; `plan` is the only one that makes launches of it. What other
     // ranks write in the window is taken for values and numbers of messages, and never for a place.
-    unsafe { KernelCode::new().with_foreign([apart, within], form) }
+    unsafe { KernelCode::new().with_foreign(apart.into_iter().chain(within), form) }
 }
 
 #[cfg(test)]
 mod tests {
     use super::{
-        super::window::{CHANNELS, SLOTS},
+        super::window::{BARE_AT, CHANNELS, SLOTS},
         *,
     };
     use crate::form::MOST_RANKS;
@@ -172,19 +182,21 @@ mod tests {
 
     #[test]
     fn the_kernel_is_told_everything_and_has_the_same_numbers() {
-        let call = Call { two_shots: true, unit: 4, rank: 7, ranks: 9, ..Call::default() };
+        let (two_shots, bare) = (true, [false, true]);
+        let call = Call { two_shots, bare, unit: 4, rank: 7, ranks: 9, ..Call::default() };
         let bytes = call.bytes();
-        assert_eq!((bytes[64], bytes[68], bytes[96], bytes[100]), (7, 9, 4, 1));
+        assert_eq!([64, 68, 100, 104, 108].map(|at| bytes[at]), [7, 9, 4, 1, 2]);
         let source = include_str!("../../../kernels/low_latency.cu");
         for text in [
             format!("RANKS = {MOST_RANKS}, SLOTS = {SLOTS}"),
             format!("MOVES = {MOVES:#x}"),
-            "ABORT = 0, CLAIM = 4, LIMIT = 8, CHANNELS = 4096, CHANNEL = 256, LINES = 65536".to_owned(),
+            "ABORT = 0, CLAIM = 4, LIMIT = 8, CHANNELS = 4096, CHANNEL = 512, LINES = 65536".to_owned(),
+            format!("BARE_SLOTS = {} << 20", BARE_AT >> 20),
             "ENDED = 16".to_owned(),
         ] {
             assert!(source.contains(&text), "{text}");
         }
         // What channels remember lies before the lines.
-        const { assert!(4096 + CHANNELS * 256 <= 65_536) };
+        const { assert!(4096 + CHANNELS * 512 <= 65_536) };
     }
 }

@@ -1,7 +1,7 @@
 //! The rings of `kernels/low_latency.cu` as a state machine, explored in every order of steps and of the arrival of stores.
 //!
 //! A message is one line here, of two words that arrive by themselves. Stores to one place arrive in order, and others in
-//! any. What has to hold: no word is overwritten before it was taken, what is taken is what the call expects, and ranks
+//! any, but for flags, which arrive behind what they stand for. What has to hold: no word is overwritten before it was taken, what is taken is what the call expects, and ranks
 //! that can do nothing more have done everything.
 
 use std::collections::HashSet;
@@ -27,6 +27,8 @@ struct World {
     /// Words of a line.
     words: usize,
     calls: &'static [Call],
+    /// Bits of the calls whose messages are bare.
+    bare: u8,
     /// Whether senders wait for room, as they have to.
     waits: bool,
 }
@@ -41,15 +43,28 @@ struct Word {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Store {
-    Word { place: usize, word: Word },
-    Credit { place: usize, taken: u8 },
+    Word {
+        place: usize,
+        word: Word,
+    },
+    /// Behind the words of its message, which begin at `words`.
+    Flag {
+        place: usize,
+        words: usize,
+        number: u8,
+    },
+    Credit {
+        place: usize,
+        taken: u8,
+    },
 }
 
 impl Store {
-    const fn place(self) -> (bool, usize) {
+    const fn place(self) -> (u8, usize) {
         match self {
-            Self::Word { place, .. } => (false, place),
-            Self::Credit { place, .. } => (true, place),
+            Self::Word { place, .. } => (0, place),
+            Self::Flag { place, .. } => (1, place),
+            Self::Credit { place, .. } => (2, place),
         }
     }
 }
@@ -68,7 +83,10 @@ struct Rank {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct State {
     ranks: Vec<Rank>,
+    /// Those of lines, and behind them those that are bare.
     words: Vec<Word>,
+    /// Of slots, the number of the last bare message there.
+    flags: Vec<u8>,
     credit: Vec<u8>,
     /// Stores under way, by place, and those to one place in their order.
     flight: Vec<Store>,
@@ -81,7 +99,8 @@ impl World {
         let pairs = self.ranks * self.ranks;
         State {
             ranks: vec![rank; self.ranks],
-            words: vec![Word::default(); pairs * usize::from(self.slots) * self.words],
+            words: vec![Word::default(); 2 * pairs * usize::from(self.slots) * self.words],
+            flags: vec![0; pairs * usize::from(self.slots)],
             credit: vec![0; pairs],
             flight: Vec::new(),
         }
@@ -91,9 +110,21 @@ impl World {
         from * self.ranks + to
     }
 
-    fn place(&self, from: usize, to: usize, number: u8, word: usize) -> usize {
-        let slot = usize::from(number % self.slots);
-        (self.pair(from, to) * usize::from(self.slots) + slot) * self.words + word
+    fn slot(&self, from: usize, to: usize, number: u8) -> usize {
+        self.pair(from, to) * usize::from(self.slots) + usize::from(number % self.slots)
+    }
+
+    fn all_slots(&self) -> usize {
+        self.ranks * self.ranks * usize::from(self.slots)
+    }
+
+    fn is_bare(&self, call: u8) -> bool {
+        self.bare >> call & 1 == 1
+    }
+
+    /// Where the words of a message of a call begin.
+    fn place(&self, slot: usize, call: u8) -> usize {
+        (slot + if self.is_bare(call) { self.all_slots() } else { 0 }) * self.words
     }
 
     /// To whom a rank gives in a call, and from whom it takes.
@@ -112,11 +143,22 @@ impl World {
     fn next(&self, state: &State) -> Vec<State> {
         let mut next: Vec<State> = (0..self.ranks).filter_map(|rank| self.step(state, rank)).collect();
         for (at, store) in state.flight.iter().enumerate() {
-            if state.flight[..at].iter().all(|earlier| earlier.place() != store.place()) {
+            let is_first = state.flight[..at].iter().all(|earlier| earlier.place() != store.place());
+            if is_first && !self.is_behind_words(state, *store) {
                 next.push(self.arrive(state, at));
             }
         }
         next
+    }
+
+    /// Whether it is a flag with words of its message still under way.
+    fn is_behind_words(&self, state: &State, store: Store) -> bool {
+        let Store::Flag { words, .. } = store else { return false };
+        let stands_for = words..words + self.words;
+        state
+            .flight
+            .iter()
+            .any(|other| matches!(other, Store::Word { place, .. } if stands_for.contains(place)))
     }
 
     fn arrive(&self, state: &State, at: usize) -> State {
@@ -125,15 +167,22 @@ impl World {
             Store::Credit { place, taken } => state.credit[place] = taken,
             Store::Word { place, word } => {
                 let before = std::mem::replace(&mut state.words[place], word);
-                let pair = place / self.words / usize::from(self.slots);
-                let (from, to) = (pair / self.ranks, pair % self.ranks);
-                assert!(
-                    before.number <= state.ranks[to].taken[from],
-                    "{before:?} was not taken yet: {word:?}"
-                );
+                let slot = place / self.words % self.all_slots();
+                self.check_taken(&state, slot, before.number);
+            }
+            Store::Flag { place, number, .. } => {
+                let before = std::mem::replace(&mut state.flags[place], number);
+                self.check_taken(&state, place, before);
             }
         }
         state
+    }
+
+    /// What was in a slot may be overwritten.
+    fn check_taken(&self, state: &State, slot: usize, number: u8) {
+        let pair = slot / usize::from(self.slots);
+        let (from, to) = (pair / self.ranks, pair % self.ranks);
+        assert!(number <= state.ranks[to].taken[from], "message {number} was not taken yet");
     }
 
     fn step(&self, state: &State, rank: usize) -> Option<State> {
@@ -174,8 +223,11 @@ impl World {
         for to in receivers {
             let number = state.ranks[rank].sent[*to] + shot;
             let word = Word { number, call, shot };
-            for index in 0..self.words {
-                state.flight.push(Store::Word { place: self.place(rank, *to, number, index), word });
+            let slot = self.slot(rank, *to, number);
+            let words = self.place(slot, call);
+            state.flight.extend((words..words + self.words).map(|place| Store::Word { place, word }));
+            if self.is_bare(call) {
+                state.flight.push(Store::Flag { place: slot, words, number });
             }
         }
         // By place, and stable: what goes to one place keeps its order.
@@ -186,9 +238,13 @@ impl World {
     fn take(&self, state: &State, rank: usize, from: usize) -> bool {
         let own = &state.ranks[rank];
         let number = own.taken[from] + own.shot;
-        let words: Vec<Word> =
-            (0..self.words).map(|index| state.words[self.place(from, rank, number, index)]).collect();
-        let has_arrived = words.iter().all(|word| word.number == number);
+        let slot = self.slot(from, rank, number);
+        let words = self.place(slot, own.call);
+        let words = &state.words[words..words + self.words];
+        let has_arrived = match self.is_bare(own.call) {
+            true => state.flags[slot] == number,
+            false => words.iter().all(|word| word.number == number),
+        };
         if has_arrived {
             let expected = Word { number, call: own.call, shot: own.shot };
             assert!(words.iter().all(|word| *word == expected), "{words:?} is not {expected:?}");
@@ -226,7 +282,7 @@ use Call::{All, From, To, TwoShots};
 
 #[test]
 fn two_ranks_in_every_order() {
-    let world = World { ranks: 2, slots: 1, words: 2, calls: &[All, All, All], waits: true };
+    let world = World { ranks: 2, slots: 1, words: 2, calls: &[All, All, All], bare: 0, waits: true };
     assert!(world.explore() > 100);
     World { calls: &[From(0), From(0), To(0), From(1)], ..world }.explore();
     World { slots: 2, calls: &[All, From(1), From(1), From(1), All], ..world }.explore();
@@ -236,14 +292,21 @@ fn two_ranks_in_every_order() {
 #[test]
 fn two_ranks_with_as_many_slots_as_there_are() {
     let slots = u8::try_from(SLOTS).unwrap();
-    let world = World { ranks: 2, slots, words: 1, calls: &[TwoShots, TwoShots, TwoShots, All], waits: true };
+    let world = World {
+        ranks: 2,
+        slots,
+        words: 1,
+        calls: &[TwoShots, TwoShots, TwoShots, All],
+        bare: 0,
+        waits: true,
+    };
     world.explore();
     World { calls: &[From(0); 6], ..world }.explore();
 }
 
 #[test]
 fn three_ranks_in_every_order() {
-    let world = World { ranks: 3, slots: 1, words: 1, calls: &[All, From(0), All], waits: true };
+    let world = World { ranks: 3, slots: 1, words: 1, calls: &[All, From(0), All], bare: 0, waits: true };
     world.explore();
     World { calls: &[All, All, All], ..world }.explore();
     World { calls: &[To(1), To(1), From(1)], ..world }.explore();
@@ -252,19 +315,30 @@ fn three_ranks_in_every_order() {
 }
 
 #[test]
+fn bare_messages_and_lines_by_turns_in_every_order() {
+    let world = World { ranks: 2, slots: 1, words: 2, calls: &[All, All, All], bare: 0b111, waits: true };
+    world.explore();
+    World { bare: 0b101, ..world }.explore();
+    World { bare: 0b110, calls: &[From(0), From(0), To(0), From(1)], ..world }.explore();
+    World { slots: 2, bare: 0b010, calls: &[TwoShots, TwoShots, All], ..world }.explore();
+    World { ranks: 3, words: 1, bare: 0b10, calls: &[All, From(0)], ..world }.explore();
+}
+
+#[test]
 #[should_panic(expected = "was not taken yet")]
 fn who_does_not_wait_for_room_overwrites() {
-    World { ranks: 2, slots: 1, words: 1, calls: &[From(0), From(0)], waits: false }.explore();
+    World { ranks: 2, slots: 1, words: 1, calls: &[From(0), From(0)], bare: 0, waits: false }.explore();
 }
 
 /// What a sum proves to all is nothing that a broadcast proves.
 #[test]
 #[should_panic(expected = "was not taken yet")]
 fn two_slots_without_waiting_are_not_enough_for_all_calls() {
-    World { ranks: 2, slots: 2, words: 1, calls: &[From(0), From(0), From(0)], waits: false }.explore();
+    World { ranks: 2, slots: 2, words: 1, calls: &[From(0), From(0), From(0)], bare: 0, waits: false }
+        .explore();
 }
 
 #[test]
 fn two_slots_without_waiting_are_enough_for_sums_alone() {
-    World { ranks: 2, slots: 2, words: 1, calls: &[All, All, All, All], waits: false }.explore();
+    World { ranks: 2, slots: 2, words: 1, calls: &[All, All, All, All], bare: 0, waits: false }.explore();
 }

@@ -16,6 +16,12 @@ const SMALL: (u64, u32) = (64 << 10, 16);
 /// sum to all, instead of all lines to all.
 const TWO_SHOTS_FROM: u64 = 64 << 10;
 
+/// Bytes from which messages are bare: lines would be twice as many, which costs more than the fence and the flag.
+const BARE_FROM: u64 = 512 << 10;
+
+/// Bytes between which both are worth trying.
+const EITHER: (u64, u64) = (256 << 10, 4 << 20);
+
 /// Set in the number of what a launch does with elements, where nothing is reduced and only two ranks take part.
 const PAIRWISE: u32 = 1 << 16;
 
@@ -91,6 +97,7 @@ impl Place {
         Shape {
             channels: self.channels_for(bytes),
             two_shots: is_sum && self.ranks > 2 && bytes >= TWO_SHOTS_FROM,
+            bare: bytes >= BARE_FROM,
         }
     }
 
@@ -106,8 +113,18 @@ impl Place {
         } else {
             &[false]
         };
-        let with = |channels: u32| shots.iter().map(move |&two_shots| Shape { channels, two_shots });
-        all.into_iter().flat_map(with).collect()
+        let sorts: &[bool] = match bytes {
+            few if few < EITHER.0 => &[false],
+            many if many > EITHER.1 => &[true],
+            _ => &[false, true],
+        };
+        let mut shapes = Vec::new();
+        for channels in all {
+            for &two_shots in shots {
+                shapes.extend(sorts.iter().map(|&bare| Shape { channels, two_shots, bare }));
+            }
+        }
+        shapes
     }
 
     /// Small messages are to leave room for other work.
@@ -191,6 +208,7 @@ fn together<'a>(place: Place, call: &CollectiveCall<'a>, shape: Shape) -> Option
         take_channels: channels(takes),
         unit: unit(&[call.src(), call.dst()], bytes),
         two_shots: shape.two_shots && matches!(op, CollectiveOp::AllReduce(_)),
+        bare: [shape.bare; 2],
     };
     Some(Step::Launch { call, operands, channels: shape.channels })
 }
@@ -257,6 +275,8 @@ fn exchange<'a>(
     };
     let bytes = |view: Option<&BufferView>| view.map_or(0, BufferView::size);
     let channels = |view: Option<&BufferView>| view.map_or(0, |view| place.channels_for(view.size()));
+    // Both ends know the size.
+    let is_bare = |view: Option<&BufferView>| view.is_some_and(|view| view.size() >= BARE_FROM);
     let call = Call {
         give_bytes: bytes(src),
         take_bytes: bytes(dst),
@@ -268,6 +288,7 @@ fn exchange<'a>(
         give_channels: channels(src),
         take_channels: channels(dst),
         unit: unit(&[src, dst], bytes(src) | bytes(dst)),
+        bare: [src, dst].map(is_bare),
         ..Call::default()
     };
     Some(Step::Launch { call, operands, channels: call.give_channels.max(call.take_channels) })

@@ -17,7 +17,11 @@ pub(crate) const CHANNELS: u32 = 64;
 pub(crate) const SLOTS: u64 = 4;
 
 /// Bytes of one rank's part, which is whole pages on every device that has windows.
-pub(crate) const PART: u64 = 16 << 20;
+pub(crate) const PART: u64 = BARE_AT + BARE_BYTES;
+
+/// Where the slots of bare messages begin, and their bytes.
+pub(crate) const BARE_AT: u64 = 16 << 20;
+const BARE_BYTES: u64 = 32 << 20;
 
 /// Bytes of a line, of which half are the message's.
 const LINE: u64 = 16;
@@ -34,7 +38,12 @@ const ENDED_AT: usize = 64;
 
 /// Lines of a slot.
 pub(crate) const fn lines(ranks: u32) -> u64 {
-    (PART - LINES_AT) / (CHANNELS as u64 * SLOTS * ranks as u64 * LINE)
+    (BARE_AT - LINES_AT) / (CHANNELS as u64 * SLOTS * ranks as u64 * LINE)
+}
+
+/// Lines of a slot of bare messages, which are the message's only.
+pub(crate) const fn bare_lines(ranks: u32) -> u64 {
+    BARE_BYTES / (CHANNELS as u64 * SLOTS * ranks as u64 * (LINE / 2))
 }
 
 /// Why a device gave up, in the order of the kernel's numbers from 1 on.
@@ -209,9 +218,13 @@ mod tests {
     #[test]
     fn slots_fill_a_part_and_no_more() {
         for ranks in 2..=MOST_RANKS {
-            let used = LINES_AT + u64::from(CHANNELS) * SLOTS * u64::from(ranks) * lines(ranks) * LINE;
-            assert!(used <= PART && PART - used < u64::from(CHANNELS) * SLOTS * u64::from(ranks) * LINE);
+            let slots = u64::from(CHANNELS) * SLOTS * u64::from(ranks);
+            let used = LINES_AT + slots * lines(ranks) * LINE;
+            assert!(used <= BARE_AT && BARE_AT - used < slots * LINE);
+            let bare = BARE_AT + slots * bare_lines(ranks) * LINE / 2;
+            assert!(bare <= PART && PART - bare < slots * LINE / 2);
         }
         assert_eq!((lines(2), lines(4), lines(16)), (2040, 1020, 255));
+        assert_eq!((bare_lines(2), bare_lines(4), bare_lines(16)), (8192, 4096, 1024));
     }
 }

@@ -18,7 +18,9 @@ pub struct CommConfig {
     /// no effect. It costs a trip to rank 0 and back. The host engine compares calls always; calls of the planned engine
     /// that differ without this end the communicator.
     pub validate: bool,
-    /// Multiprocessors that collectives may take on each device; as many as the engine likes if nothing is said.
+    /// Multiprocessors that collectives may take on each device; as many as the engine likes if nothing is said. The engine
+    /// [`EngineKind::LowLatency`] reserves them of what residents may have, half of what is free and 64 at most if nothing
+    /// is said, so that many communicators on one device want a number here.
     pub multiprocessors: Option<u32>,
     /// Measure which engine is the best for which calls, where several serve, when the communicator is made. If not, the
     /// first of [`EngineKind::ALL`] that does a call does it, and [`EngineKind::LowLatency`] only where it is named.

@@ -622,6 +622,16 @@ pub enum ResidentError {
         /// Multiprocessors still free.
         free: u32,
     },
+    /// Fewer multiprocessors are free than were to be kept free of residents.
+    #[error("{device} has {free} multiprocessors left beside residents, not {wanted}")]
+    NotFree {
+        /// The device.
+        device: DeviceId,
+        /// Multiprocessors asked for.
+        wanted: u32,
+        /// Multiprocessors still free.
+        free: u32,
+    },
     /// Some workgroups did not start in time; the resident was told to end.
     #[error("{started} of {wanted} workgroups of {kernel:?} started in time")]
     NotResident {
@@ -769,7 +779,9 @@ impl ResidentError {
         match self {
             Self::Launch(error) => error.class(),
             Self::Submit(error) => error.class(),
-            Self::OverBudget { .. } | Self::NotResident { .. } => ErrorClass::Exhausted,
+            Self::OverBudget { .. } | Self::NotFree { .. } | Self::NotResident { .. } => {
+                ErrorClass::Exhausted
+            }
             Self::Unparkable { .. } => ErrorClass::Transient,
             Self::WrongState { .. } | Self::NotSliced { .. } | Self::Invalid { .. } => ErrorClass::Usage,
             Self::Refused { .. } => ErrorClass::Unsupported,

@@ -78,7 +78,10 @@ pub use link::{LinkClass, LinkEnd, LinkFact, LinkTraffic, PathClass, Provenance}
 pub use queue::{
     CopyRegion, FillRegion, Op, OwnedLaunch, OwnedOp, OwnedSubmission, Queue, QueueDesc, Submission,
 };
-pub use resident::{GiveWay, Resident, ResidentBudget, ResidentDesc, ResidentState, Residents, SliceConfig};
+pub use resident::{
+    GiveWay, MultiprocessorPool, ReservedMultiprocessors, Resident, ResidentBudget, ResidentDesc,
+    ResidentState, Residents, SliceConfig,
+};
 pub use semaphore::{Reached, Semaphore, SemaphorePoint, promise_all};
 #[cfg(unix)]
 pub use sharing::{SharedMemory, Sharing};

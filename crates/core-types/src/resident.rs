@@ -1,6 +1,14 @@
 //! Kernels that stay on a device and serve until they are stopped.
 
-use std::{any::Any, fmt, sync::Arc, time::Duration};
+use std::{
+    any::Any,
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
+    time::Duration,
+};
 
 use serde::Serialize;
 
@@ -26,6 +34,14 @@ pub trait Residents: fmt::Debug + Send + Sync {
 
     /// Multiprocessors the device keeps for residents.
     fn budget(&self) -> ResidentBudget;
+
+    /// Keeps multiprocessors free of residents until the result is dropped: for kernels that wait for other devices, which
+    /// have to find room beside residents or would keep those devices waiting.
+    ///
+    /// # Errors
+    ///
+    /// [`ResidentError::NotFree`] if residents and others have left fewer.
+    fn reserve(&self, multiprocessors: u32) -> Result<ReservedMultiprocessors, ResidentError>;
 
     /// Makes residents give way, with short slices, until the result is dropped. [`DeviceExt::foreign`] is
     /// the usual way to it.
@@ -130,8 +146,68 @@ impl Default for SliceConfig {
 pub struct ResidentBudget {
     /// In all.
     pub total: u32,
-    /// Taken by residents that were started and not stopped.
+    /// Taken by residents that were started and not stopped, and reserved.
     pub used: u32,
+}
+
+/// Counts the multiprocessors of a device for a backend that has [`Residents`].
+#[derive(Debug)]
+pub struct MultiprocessorPool {
+    total: u32,
+    used: AtomicU32,
+}
+
+impl MultiprocessorPool {
+    /// So many, all free.
+    pub const fn new(total: u32) -> Self {
+        Self { total, used: AtomicU32::new(0) }
+    }
+
+    /// What is there and what is taken.
+    pub fn report(&self) -> ResidentBudget {
+        // Relaxed, here and below: a count that guards no other memory.
+        ResidentBudget { total: self.total, used: self.used.load(Ordering::Relaxed) }
+    }
+
+    /// Takes some until the result is dropped.
+    ///
+    /// # Errors
+    ///
+    /// How many are free, if those are fewer.
+    pub fn take(self: &Arc<Self>, count: u32) -> Result<ReservedMultiprocessors, u32> {
+        let fits = |used: u32| used.checked_add(count).filter(|&total| total <= self.total);
+        match self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits) {
+            Ok(_) => Ok(ReservedMultiprocessors { pool: Arc::clone(self), count }),
+            Err(used) => Err(self.total - used),
+        }
+    }
+}
+
+/// Multiprocessors that were taken of a device's, and are free again when it is dropped.
+#[derive(Debug)]
+pub struct ReservedMultiprocessors {
+    pool: Arc<MultiprocessorPool>,
+    count: u32,
+}
+
+impl ReservedMultiprocessors {
+    /// How many.
+    pub const fn count(&self) -> u32 {
+        self.count
+    }
+
+    /// Gives back all but so many.
+    pub fn shrink_to(&mut self, count: u32) {
+        let kept = self.count.min(count);
+        self.pool.used.fetch_sub(self.count - kept, Ordering::Relaxed);
+        self.count = kept;
+    }
+}
+
+impl Drop for ReservedMultiprocessors {
+    fn drop(&mut self) {
+        self.pool.used.fetch_sub(self.count, Ordering::Relaxed);
+    }
 }
 
 /// What a resident is doing.
@@ -201,6 +277,21 @@ pub trait Resident: fmt::Debug + Send + Sync {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn multiprocessors_come_back_by_parts_and_as_a_whole() {
+        let pool = Arc::new(MultiprocessorPool::new(5));
+        let used = || pool.report().used;
+        let mut most = pool.take(4).unwrap();
+        assert_eq!((pool.take(2).unwrap_err(), used()), (1, 4));
+        most.shrink_to(3);
+        most.shrink_to(9);
+        assert_eq!((most.count(), used()), (3, 3));
+        drop(pool.take(2).unwrap());
+        assert_eq!(pool.take(u32::MAX).unwrap_err(), 2);
+        drop(most);
+        assert_eq!(used(), 0);
+    }
 
     #[test]
     fn slices_last_some_time_and_are_not_longer_when_hurried() {

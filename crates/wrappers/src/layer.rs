@@ -14,8 +14,8 @@ use warpweft_core_types::{
     Access, AllocError, Backend, Buffer, BufferDesc, BufferView, CapturedWork, Collectives, Device,
     DeviceClock, DeviceId, DeviceInfo, Failure, Features, GiveWay, Graphs, HostImport, HostMemory, Interop,
     InteropError, KernelCode, Limits, Links, LoadError, MemoryUsage, Module, NativeHandle, NativeMemory,
-    NativeQueue, OpenError, Peers, Queue, QueueDesc, QueueId, Resident, ResidentBudget, ResidentDesc,
-    ResidentError, Residents, Semaphore, Submission, SubmissionId, SubmitError,
+    NativeQueue, OpenError, Peers, Queue, QueueDesc, QueueId, ReservedMultiprocessors, Resident,
+    ResidentBudget, ResidentDesc, ResidentError, Residents, Semaphore, Submission, SubmissionId, SubmitError,
 };
 
 /// What a wrapper does differently. Every method forwards unless it is overridden.
@@ -263,6 +263,13 @@ impl<L: Layer> Residents for LayeredDevice<L> {
     fn budget(&self) -> ResidentBudget {
         let none = ResidentBudget { total: 0, used: 0 };
         self.inner.residents().map_or(none, |family| family.budget())
+    }
+
+    fn reserve(&self, multiprocessors: u32) -> Result<ReservedMultiprocessors, ResidentError> {
+        match self.inner.residents() {
+            Some(family) => family.reserve(multiprocessors),
+            None => Err(ResidentError::Failed(Arc::new(Failure::Abandoned { device: self.info().id }))),
+        }
     }
 
     fn give_way(&self) -> GiveWay {

@@ -14,7 +14,7 @@ use warpweft_core_types::{
 use warpweft_polled::ReactorOwner;
 
 use crate::{
-    budget::Budget,
+    budget,
     cache::CubinCache,
     collectives::Library,
     compiler::Compiler,
@@ -85,7 +85,7 @@ impl CudaBackend {
             nccl: Library::new(config.nccl.clone(), config.driver.is_some()),
             budgets: facts
                 .iter()
-                .map(|facts| Arc::new(Budget::of_device(facts.info.multiprocessors)))
+                .map(|facts| Arc::new(budget::of_device(facts.info.multiprocessors)))
                 .collect(),
         };
         let slots = facts.into_iter().map(|facts| Slot { facts, open: Mutex::default() }).collect();

@@ -3,76 +3,45 @@
 use std::{
     env,
     ffi::{OsStr, OsString},
-    sync::{
-        Arc,
-        atomic::{AtomicU32, Ordering},
-    },
+    sync::Arc,
 };
 
-use warpweft_core_types::{DeviceId, OwnedLaunch, ResidentBudget, ResidentError};
+use warpweft_core_types::{
+    DeviceId, MultiprocessorPool, OwnedLaunch, ReservedMultiprocessors, ResidentError,
+};
 
-/// SMs that a device keeps for residents.
-#[derive(Debug)]
-pub(crate) struct Budget {
-    total: u32,
-    used: AtomicU32,
+/// SMs that a device keeps for residents: all but one in 32, which is left for short work.
+pub(crate) const fn of_device(multiprocessors: u32) -> MultiprocessorPool {
+    let headroom = if multiprocessors < 32 { 1 } else { multiprocessors / 32 };
+    MultiprocessorPool::new(multiprocessors.saturating_sub(headroom))
 }
 
-impl Budget {
-    /// All but one SM in 32, which is left for short work.
-    pub(crate) const fn of_device(multiprocessors: u32) -> Self {
-        let headroom = if multiprocessors < 32 { 1 } else { multiprocessors / 32 };
-        Self { total: multiprocessors.saturating_sub(headroom), used: AtomicU32::new(0) }
-    }
-
-    pub(crate) fn report(&self) -> ResidentBudget {
-        // Relaxed, here and below: a count that guards no other memory.
-        ResidentBudget { total: self.total, used: self.used.load(Ordering::Relaxed) }
-    }
-
-    pub(crate) fn reserve(
-        self: &Arc<Self>,
-        device: DeviceId,
-        launch: &OwnedLaunch,
-    ) -> Result<Seats, ResidentError> {
-        let workgroups = launch.with(|launch| launch.workgroup_count());
-        let per_sm = launch.kernel().resources().workgroups_per_multiprocessor;
-        let count = self.needed(workgroups, per_sm);
-        let fits = |used: u32| used.checked_add(count).filter(|&total| total <= self.total);
-        match self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits) {
-            Ok(_) => Ok(Seats { budget: Arc::clone(self), count }),
-            Err(used) => Err(ResidentError::OverBudget {
-                device,
-                kernel: launch.kernel().contract().name.clone(),
-                workgroups,
-                wanted: count,
-                free: self.total - used,
-            }),
-        }
-    }
-
-    /// How many SMs workgroups take. The device spreads them, so each has an SM to itself while there are
-    /// enough; where there are more workgroups they share all SMs, as many on each as fit.
-    ///
-    /// Packing them as tightly beside other residents would be guessing at how the device places them.
-    fn needed(&self, workgroups: u64, per_sm: u32) -> u32 {
-        let packed = workgroups.div_ceil(u64::from(per_sm.max(1)));
-        let spread = workgroups.min(u64::from(self.total));
-        u32::try_from(packed.max(spread)).unwrap_or(u32::MAX)
-    }
+/// The SMs of a resident.
+pub(crate) fn reserve(
+    budget: &Arc<MultiprocessorPool>,
+    device: DeviceId,
+    launch: &OwnedLaunch,
+) -> Result<ReservedMultiprocessors, ResidentError> {
+    let workgroups = launch.with(|launch| launch.workgroup_count());
+    let per_sm = launch.kernel().resources().workgroups_per_multiprocessor;
+    let wanted = needed(budget.report().total, workgroups, per_sm);
+    budget.take(wanted).map_err(|free| ResidentError::OverBudget {
+        device,
+        kernel: launch.kernel().contract().name.clone(),
+        workgroups,
+        wanted,
+        free,
+    })
 }
 
-/// A part of a budget, given back when dropped.
-#[derive(Debug)]
-pub(crate) struct Seats {
-    budget: Arc<Budget>,
-    count: u32,
-}
-
-impl Drop for Seats {
-    fn drop(&mut self) {
-        self.budget.used.fetch_sub(self.count, Ordering::Relaxed);
-    }
+/// How many SMs workgroups take. The device spreads them, so each has an SM to itself while there are
+/// enough; where there are more workgroups they share all SMs, as many on each as fit.
+///
+/// Packing them as tightly beside other residents would be guessing at how the device places them.
+fn needed(total: u32, workgroups: u64, per_sm: u32) -> u32 {
+    let packed = workgroups.div_ceil(u64::from(per_sm.max(1)));
+    let spread = workgroups.min(u64::from(total));
+    u32::try_from(packed.max(spread)).unwrap_or(u32::MAX)
 }
 
 /// What in this process's surroundings would make residents hang or starve, if anything does.
@@ -98,7 +67,7 @@ mod tests {
 
     #[test]
     fn a_budget_is_whole_sms_less_a_headroom() {
-        let check = |sms, total| assert_eq!(Budget::of_device(sms).report().total, total, "{sms} SMs");
+        let check = |sms, total| assert_eq!(of_device(sms).report().total, total, "{sms} SMs");
         check(132, 128);
         check(20, 19);
         check(1, 0);
@@ -106,9 +75,8 @@ mod tests {
 
     #[test]
     fn workgroups_have_an_sm_each_while_there_are_enough() {
-        let budget = Budget::of_device(132);
         let check =
-            |workgroups, per_sm, sms| assert_eq!(budget.needed(workgroups, per_sm), sms, "{workgroups}");
+            |workgroups, per_sm, sms| assert_eq!(needed(128, workgroups, per_sm), sms, "{workgroups}");
         check(1, 16, 1);
         check(128, 16, 128);
         check(129, 16, 128);

@@ -15,8 +15,9 @@ use warpweft_core_types::{
     Access, AllocError, Buffer, BufferDesc, BufferView, CapturedWork, CollectiveError, Collectives, Device,
     DeviceClock, DeviceId, DeviceInfo, DriverError, Failure, Features, GiveWay, Graph, GraphError, GraphNode,
     Graphs, HostImport, HostMemory, Interop, InteropError, KernelCode, Limits, LinkFact, LinkTraffic, Links,
-    LoadError, MemoryUsage, Module, NativeHandle, NativeMemory, NativeQueue, OpenError, PeerAccess, Peers,
-    Queue, QueueDesc, Resident, ResidentBudget, ResidentDesc, ResidentError, Residents, Semaphore,
+    LoadError, MemoryUsage, Module, MultiprocessorPool, NativeHandle, NativeMemory, NativeQueue, OpenError,
+    PeerAccess, Peers, Queue, QueueDesc, ReservedMultiprocessors, Resident, ResidentBudget, ResidentDesc,
+    ResidentError, Residents, Semaphore,
 };
 #[cfg(unix)]
 use warpweft_core_types::{SharedMemory, Sharing};
@@ -25,7 +26,7 @@ use warpweft_polled::ReactorOwner;
 #[cfg(unix)]
 use crate::virtual_memory::Import;
 use crate::{
-    budget::{Budget, hostile_surroundings},
+    budget::hostile_surroundings,
     cache::CubinCache,
     check::check_launch,
     clock::Clock,
@@ -59,7 +60,7 @@ pub(crate) struct Shared {
     /// Devices that may be open, those of imported contexts among them.
     pub(crate) open: Mutex<Vec<Weak<CudaDevice>>>,
     /// What each GPU keeps for residents, in ordinal order: all contexts of a GPU share it.
-    pub(crate) budgets: Vec<Arc<Budget>>,
+    pub(crate) budgets: Vec<Arc<MultiprocessorPool>>,
     pub(crate) nccl: Library,
 }
 
@@ -119,7 +120,7 @@ pub(crate) struct CudaDevice {
     context: Arc<Context>,
     arena: Arc<Arena>,
     clock: Arc<Clock>,
-    budget: Arc<Budget>,
+    budget: Arc<MultiprocessorPool>,
     /// NCCL works with the primary context alone: its own threads make that current.
     is_primary: bool,
     /// Set once a launch was seen to return before its kernel ended. That one did not is never kept: it may have met
@@ -527,6 +528,11 @@ impl Residents for CudaDevice {
 
     fn budget(&self) -> ResidentBudget {
         self.budget.report()
+    }
+
+    fn reserve(&self, multiprocessors: u32) -> Result<ReservedMultiprocessors, ResidentError> {
+        let refused = |free| ResidentError::NotFree { device: self.info().id, wanted: multiprocessors, free };
+        self.budget.take(multiprocessors).map_err(refused)
     }
 
     fn give_way(&self) -> GiveWay {

@@ -16,12 +16,12 @@ use std::{
 };
 
 use warpweft_core_types::{
-    AllocError, Deadline, Failure, OwnedLaunch, Resident, ResidentDesc, ResidentError, ResidentState,
-    SliceConfig,
+    AllocError, Deadline, Failure, MultiprocessorPool, OwnedLaunch, ReservedMultiprocessors, Resident,
+    ResidentDesc, ResidentError, ResidentState, SliceConfig,
 };
 
 use crate::{
-    budget::{Budget, Seats},
+    budget::reserve,
     cold::{Boundary, Unparkable},
     context::Context,
     control::Control,
@@ -91,7 +91,7 @@ pub(crate) struct ResidentCore {
     failure: OnceLock<Arc<Failure>>,
     feeder: OnceLock<Thread>,
     calls: CallWatch,
-    seats: Mutex<Option<Seats>>,
+    seats: Mutex<Option<ReservedMultiprocessors>>,
 }
 
 /// The slices in the stream.
@@ -133,12 +133,12 @@ impl ResidentCore {
     pub(crate) fn launch(
         context: &Arc<Context>,
         arena: &Arc<Arena>,
-        budget: &Arc<Budget>,
+        budget: &Arc<MultiprocessorPool>,
         desc: &ResidentDesc<'_>,
     ) -> Result<Arc<Self>, ResidentError> {
         desc.slice.check()?;
         let launch = OwnedLaunch::from(&desc.launch);
-        let seats = budget.reserve(context.device, &launch)?;
+        let seats = reserve(budget, context.device, &launch)?;
         // What fits on a device is far from the limit.
         let workgroups = u32::try_from(desc.launch.workgroup_count()).unwrap_or(u32::MAX);
         let control = Control::create(arena, workgroups).map_err(|error| refused(context, error))?;

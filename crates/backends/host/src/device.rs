@@ -14,8 +14,9 @@ use std::{
 use warpweft_core_types::{
     AllocError, Buffer, BufferDesc, ClockSample, Deadline, Device, DeviceClock, DeviceId, DeviceInfo,
     Failure, Features, GiveWay, Graph, GraphError, GraphNode, Graphs, HostImport, HostMemory, KernelCode,
-    Limits, LinkFact, LinkTraffic, Links, LoadError, MemoryUsage, Module, OpenError, PeerAccess, Peers,
-    Queue, QueueDesc, QueueId, Resident, ResidentBudget, ResidentDesc, ResidentError, Residents, Semaphore,
+    Limits, LinkFact, LinkTraffic, Links, LoadError, MemoryUsage, Module, MultiprocessorPool, OpenError,
+    PeerAccess, Peers, Queue, QueueDesc, QueueId, ReservedMultiprocessors, Resident, ResidentBudget,
+    ResidentDesc, ResidentError, Residents, Semaphore,
 };
 #[cfg(target_os = "linux")]
 use warpweft_core_types::{SharedMemory, Sharing};
@@ -31,7 +32,7 @@ use crate::{
     memory::{ALIGNMENT, Arena, PAGE},
     module::{FORMATS, HostModule},
     queue::{HostQueue, QueueCore, find_launch},
-    resident::{Budget, HostResident, ResidentCore},
+    resident::{HostResident, ResidentCore},
     semaphore::HostSemaphore,
 };
 
@@ -51,7 +52,7 @@ pub(crate) struct HostDevice {
     arena: Arc<Arena>,
     engine: Arc<Engine>,
     links: Arc<LinkTable>,
-    budget: Arc<Budget>,
+    budget: Arc<MultiprocessorPool>,
     queue_count: AtomicU32,
     /// Queues that may hold work when the device goes away.
     queues: Mutex<Vec<Weak<QueueCore>>>,
@@ -74,7 +75,7 @@ impl HostDevice {
             arena: Arc::clone(arena),
             engine,
             links: Arc::clone(links),
-            budget: Arc::new(Budget::new(config.resident_workgroups)),
+            budget: Arc::new(MultiprocessorPool::new(config.resident_workgroups)),
             queue_count: AtomicU32::new(0),
             queues: Mutex::default(),
             this: this.clone(),
@@ -313,6 +314,11 @@ impl Residents for HostDevice {
 
     fn budget(&self) -> ResidentBudget {
         self.budget.report()
+    }
+
+    fn reserve(&self, multiprocessors: u32) -> Result<ReservedMultiprocessors, ResidentError> {
+        let refused = |free| ResidentError::NotFree { device: self.info().id, wanted: multiprocessors, free };
+        self.budget.take(multiprocessors).map_err(refused)
     }
 
     /// Nothing has to be done: no call waits for a resident here.

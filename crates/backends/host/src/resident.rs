@@ -9,8 +9,8 @@ use std::{
 };
 
 use warpweft_core_types::{
-    Deadline, DeviceId, Failure, Progress, Resident, ResidentBudget, ResidentDesc, ResidentError,
-    ResidentState, SliceConfig, WorkId,
+    Deadline, DeviceId, Failure, MultiprocessorPool, Progress, ReservedMultiprocessors, Resident,
+    ResidentDesc, ResidentError, ResidentState, SliceConfig, WorkId,
 };
 
 use crate::{
@@ -22,53 +22,21 @@ use crate::{
 /// How long a workgroup rests after it found nothing to do.
 const IDLE_REST: Duration = Duration::from_micros(50);
 
-/// Workgroups a device keeps for residents.
-#[derive(Debug)]
-pub(crate) struct Budget {
-    total: u32,
-    used: AtomicU32,
-}
-
-impl Budget {
-    pub(crate) const fn new(total: u32) -> Self {
-        Self { total, used: AtomicU32::new(0) }
-    }
-
-    pub(crate) fn report(&self) -> ResidentBudget {
-        // Relaxed, here and below: a count that guards no other memory.
-        ResidentBudget { total: self.total, used: self.used.load(Ordering::Relaxed) }
-    }
-
-    fn reserve(self: &Arc<Self>, device: DeviceId, launch: &HostLaunch) -> Result<Seats, ResidentError> {
-        let wanted = launch.workgroup_count();
-        let fits = |used: u32| {
-            let total = u64::from(used) + wanted;
-            u32::try_from(total).ok().filter(|&total| total <= self.total)
-        };
-        match self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits) {
-            Ok(_) => Ok(Seats { budget: Arc::clone(self), count: u32::try_from(wanted).unwrap_or(u32::MAX) }),
-            Err(used) => Err(ResidentError::OverBudget {
-                device,
-                kernel: launch.contract().name.clone(),
-                workgroups: wanted,
-                wanted: u32::try_from(wanted).unwrap_or(u32::MAX),
-                free: self.total - used,
-            }),
-        }
-    }
-}
-
-/// A part of a budget, given back when dropped.
-#[derive(Debug)]
-struct Seats {
-    budget: Arc<Budget>,
-    count: u32,
-}
-
-impl Drop for Seats {
-    fn drop(&mut self) {
-        self.budget.used.fetch_sub(self.count, Ordering::Relaxed);
-    }
+/// The workgroups of a resident, of those that a device keeps for all.
+fn reserve(
+    budget: &Arc<MultiprocessorPool>,
+    device: DeviceId,
+    launch: &HostLaunch,
+) -> Result<ReservedMultiprocessors, ResidentError> {
+    let workgroups = launch.workgroup_count();
+    let wanted = u32::try_from(workgroups).unwrap_or(u32::MAX);
+    budget.take(wanted).map_err(|free| ResidentError::OverBudget {
+        device,
+        kernel: launch.contract().name.clone(),
+        workgroups,
+        wanted,
+        free,
+    })
 }
 
 /// A resident's workgroups and what they were told.
@@ -92,7 +60,7 @@ struct State {
     failure: Option<Arc<Failure>>,
     parks: Parks,
     /// Held until no workgroup can be inside its kernel any more.
-    seats: Option<Seats>,
+    seats: Option<ReservedMultiprocessors>,
 }
 
 /// Who wants the resident parked.
@@ -134,11 +102,11 @@ impl ResidentCore {
         launch: HostLaunch,
         desc: &ResidentDesc<'_>,
         engine: &Arc<Engine>,
-        budget: &Arc<Budget>,
+        budget: &Arc<MultiprocessorPool>,
     ) -> Result<Arc<Self>, ResidentError> {
         desc.slice.check()?;
-        let seats = budget.reserve(device, &launch)?;
-        let count = seats.count as usize;
+        let seats = reserve(budget, device, &launch)?;
+        let count = seats.count() as usize;
         let core = Arc::new(Self {
             device,
             launch,

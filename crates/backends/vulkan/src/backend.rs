@@ -7,7 +7,8 @@ use std::{
 };
 
 use warpweft_core_types::{
-    Backend, Bytes, Device, DeviceId, DeviceInfo, DeviceUuid, Features, OpenError, PciAddress,
+    Backend, Bytes, Device, DeviceId, DeviceInfo, DeviceUuid, Features, MultiprocessorPool, OpenError,
+    PciAddress,
 };
 use warpweft_polled::ReactorOwner;
 
@@ -19,7 +20,7 @@ use crate::{
     memory::Used,
     module::FORMATS,
     queue::QueueCore,
-    resident::Budget,
+    resident,
 };
 
 /// The backend's name.
@@ -143,7 +144,7 @@ fn is_same(one: &Physical, other: &Physical) -> bool {
 
 /// The devices of the seam: the first copy of each physical device, then the second ones, so that neighbours differ.
 fn slots(usable: &[Physical], copies: u32) -> Vec<Slot> {
-    let budget = |physical: &Physical| Arc::new(Budget::new(multiprocessors(&physical.capabilities)));
+    let budget = |physical: &Physical| Arc::new(resident::budget(multiprocessors(&physical.capabilities)));
     let shared: Vec<_> =
         usable.iter().map(|physical| (Arc::new(Used::default()), budget(physical))).collect();
     let pairs = (0..copies).flat_map(|copy| usable.iter().zip(&shared).map(move |pair| (pair, copy)));
@@ -156,7 +157,11 @@ fn slots(usable: &[Physical], copies: u32) -> Vec<Slot> {
         let others = devices.iter().filter(|(other, info, _)| info.id != id && reaches(other));
         others.map(|(_, info, _)| info.id).collect()
     };
-    let slot = |(physical, info, (used, budget)): &(&Physical, DeviceInfo, &(Arc<Used>, Arc<Budget>))| Slot {
+    let slot = |(physical, info, (used, budget)): &(
+        &Physical,
+        DeviceInfo,
+        &(Arc<Used>, Arc<MultiprocessorPool>),
+    )| Slot {
         facts: Facts {
             within_reach: within_reach(physical, info.id),
             info: info.clone(),

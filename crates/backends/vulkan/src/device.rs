@@ -12,8 +12,8 @@ use std::{
 use warpweft_core_types::{
     AllocError, Buffer, BufferDesc, Device, DeviceClock, DeviceId, DeviceInfo, Failure, Features, GiveWay,
     Graph, GraphError, GraphNode, Graphs, HostImport, HostMemory, KernelCode, Limits, LoadError, MemoryUsage,
-    Module, OpenError, PeerAccess, Peers, Queue, QueueDesc, Resident, ResidentBudget, ResidentDesc,
-    ResidentError, Residents, Semaphore,
+    Module, MultiprocessorPool, OpenError, PeerAccess, Peers, Queue, QueueDesc, ReservedMultiprocessors,
+    Resident, ResidentBudget, ResidentDesc, ResidentError, Residents, Semaphore,
 };
 #[cfg(unix)]
 use warpweft_core_types::{SharedMemory, Sharing};
@@ -30,7 +30,7 @@ use crate::{
     module::{Loader, VulkanModule},
     probe,
     queue::{QueueCore, VulkanQueue},
-    resident::{Budget, Quarters, ResidentCore, VulkanResident},
+    resident::{Quarters, ResidentCore, VulkanResident},
     semaphore::VulkanSemaphore,
     service::Service,
     work::Tools,
@@ -47,7 +47,7 @@ pub(crate) struct Facts {
     /// Bytes handed out by all devices of this silicon.
     pub(crate) used: Arc<Used>,
     /// What residents of all devices of this silicon may take.
-    pub(crate) budget: Arc<Budget>,
+    pub(crate) budget: Arc<MultiprocessorPool>,
     /// Other devices of the same silicon.
     pub(crate) within_reach: Vec<DeviceId>,
 }
@@ -89,7 +89,7 @@ pub(crate) struct VulkanDevice {
     scratch: Arc<VulkanBuffer>,
     /// The thread that looks after queues goes on while there is a device, whatever became of the backend.
     reactor: Arc<ReactorOwner<QueueCore>>,
-    budget: Arc<Budget>,
+    budget: Arc<MultiprocessorPool>,
     queue_count: AtomicU32,
     /// Queues and residents keep their device open through this.
     this: Weak<Self>,
@@ -349,6 +349,11 @@ impl Residents for VulkanDevice {
 
     fn budget(&self) -> ResidentBudget {
         self.budget.report()
+    }
+
+    fn reserve(&self, multiprocessors: u32) -> Result<ReservedMultiprocessors, ResidentError> {
+        let refused = |free| ResidentError::NotFree { device: self.info().id, wanted: multiprocessors, free };
+        self.budget.take(multiprocessors).map_err(refused)
     }
 
     fn give_way(&self) -> GiveWay {

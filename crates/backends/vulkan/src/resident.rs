@@ -9,15 +9,16 @@ use std::{
     fmt,
     sync::{
         Arc, Condvar, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU32, AtomicU64, Ordering},
+        atomic::{AtomicU64, Ordering},
     },
     thread,
     time::{Duration, Instant},
 };
 
 use warpweft_core_types::{
-    AllocError, Buffer as _, BufferDesc, Deadline, DeviceId, DriverError, Failure, Launch, OwnedLaunch,
-    Resident, ResidentBudget, ResidentDesc, ResidentError, ResidentState, SliceConfig, WorkId,
+    AllocError, Buffer as _, BufferDesc, Deadline, DeviceId, DriverError, Failure, Launch,
+    MultiprocessorPool, OwnedLaunch, ReservedMultiprocessors, Resident, ResidentDesc, ResidentError,
+    ResidentState, SliceConfig, WorkId,
 };
 
 use crate::{
@@ -57,53 +58,25 @@ const GLANCE: Duration = Duration::from_micros(200);
 const ROUND: Duration = Duration::from_secs(1);
 
 /// Workgroups that the devices of one silicon keep for residents. None has to be on the device beside another, so this is a policy.
-#[derive(Debug)]
-pub(crate) struct Budget {
-    total: u32,
-    used: AtomicU32,
+pub(crate) fn budget(multiprocessors: u32) -> MultiprocessorPool {
+    MultiprocessorPool::new(multiprocessors.max(64))
 }
 
-impl Budget {
-    pub(crate) fn new(multiprocessors: u32) -> Self {
-        Self { total: multiprocessors.max(64), used: AtomicU32::new(0) }
-    }
-
-    pub(crate) fn report(&self) -> ResidentBudget {
-        // Relaxed, here and below: a count that guards no other memory.
-        ResidentBudget { total: self.total, used: self.used.load(Ordering::Relaxed) }
-    }
-
-    fn reserve(self: &Arc<Self>, device: DeviceId, launch: &Launch<'_>) -> Result<Seats, ResidentError> {
-        let workgroups = launch.workgroup_count();
-        let fits = |used: u32| {
-            let total = u64::from(used).checked_add(workgroups)?;
-            u32::try_from(total).ok().filter(|&total| total <= self.total)
-        };
-        let wanted = u32::try_from(workgroups).unwrap_or(u32::MAX);
-        match self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits) {
-            Ok(_) => Ok(Seats { budget: Arc::clone(self), count: wanted }),
-            Err(used) => Err(ResidentError::OverBudget {
-                device,
-                kernel: launch.kernel().contract().name.clone(),
-                workgroups,
-                wanted,
-                free: self.total - used,
-            }),
-        }
-    }
-}
-
-/// A part of a budget, given back when dropped.
-#[derive(Debug)]
-struct Seats {
-    budget: Arc<Budget>,
-    count: u32,
-}
-
-impl Drop for Seats {
-    fn drop(&mut self) {
-        self.budget.used.fetch_sub(self.count, Ordering::Relaxed);
-    }
+/// Those of a resident.
+fn reserve(
+    budget: &Arc<MultiprocessorPool>,
+    device: DeviceId,
+    launch: &Launch<'_>,
+) -> Result<ReservedMultiprocessors, ResidentError> {
+    let workgroups = launch.workgroup_count();
+    let wanted = u32::try_from(workgroups).unwrap_or(u32::MAX);
+    budget.take(wanted).map_err(|free| ResidentError::OverBudget {
+        device,
+        kernel: launch.kernel().contract().name.clone(),
+        workgroups,
+        wanted,
+        free,
+    })
 }
 
 /// What a device lends to its residents.
@@ -111,7 +84,7 @@ impl Drop for Seats {
 pub(crate) struct Quarters<'a> {
     pub(crate) tools: &'a Arc<Tools>,
     pub(crate) arena: &'a Arena,
-    pub(crate) budget: &'a Arc<Budget>,
+    pub(crate) budget: &'a Arc<MultiprocessorPool>,
 }
 
 /// A resident's launch, and what it was told.
@@ -142,7 +115,7 @@ struct State {
     finished: bool,
     failure: Option<Arc<Failure>>,
     /// Held until no workgroup can be inside its kernel any more.
-    seats: Option<Seats>,
+    seats: Option<ReservedMultiprocessors>,
 }
 
 /// Who wants the resident parked.
@@ -195,14 +168,14 @@ impl ResidentCore {
     ) -> Result<Arc<Self>, ResidentError> {
         desc.slice.check()?;
         let tools = quarters.tools;
-        let seats = quarters.budget.reserve(tools.gpu.id, &desc.launch)?;
-        let size = HEADER as u64 + 4 * u64::from(seats.count);
+        let seats = reserve(quarters.budget, tools.gpu.id, &desc.launch)?;
+        let size = HEADER as u64 + 4 * u64::from(seats.count());
         let words = quarters.arena.allocate(&BufferDesc::host_visible(size)).map_err(no_words)?;
         let core = Arc::new(Self {
             tools: Arc::clone(tools),
             launch: OwnedLaunch::from(&desc.launch),
             kernel: desc.launch.kernel().contract().name.clone(),
-            workgroups: seats.count,
+            workgroups: seats.count(),
             words,
             slice: desc.slice,
             slices: AtomicU64::new(0),

@@ -8,6 +8,7 @@ mod kernel;
 #[cfg(test)]
 mod model;
 mod plan;
+mod room;
 mod window;
 
 use std::{sync::Arc, time::Duration};
@@ -16,7 +17,7 @@ use smallvec::SmallVec;
 use warpweft_bootstrap::Group;
 use warpweft_core_types::{
     Arg, CollectiveCall, CollectiveError, CollectiveFailure, CollectiveOp, CopyRegion, DType, Deadline,
-    Device, Failure, Kernel, Launch, Op, OwnedOp,
+    Device, Failure, Kernel, Launch, Op, OwnedOp, ReservedMultiprocessors,
 };
 
 use self::{
@@ -43,6 +44,8 @@ struct Core {
     window: Window,
     kernels: Kernels,
     place: Place,
+    /// So that its blocks find room beside residents, and those of all ranks run at once.
+    _reserved: Option<ReservedMultiprocessors>,
     /// How long a device waits for another.
     limit: Duration,
 }
@@ -58,9 +61,10 @@ impl LowLatencyEngine {
         // The host ends a call that is late. The device's own limit is for work that the host knows nothing of.
         let limit = config.timeout.saturating_mul(2);
         let window = Window::exchange(group, device, limit, deadline)?;
-        let channels = config.multiprocessors.map_or(CHANNELS, |most| most.clamp(1, CHANNELS));
+        let (channels, reserved) = room::reserve(group, device.as_ref(), config.multiprocessors, deadline)?;
         let place = Place { rank: group.rank().0, ranks: group.size(), channels };
-        Ok(Self::of(Core { window, kernels: kernel::load(device.as_ref())?, place, limit }))
+        let kernels = kernel::load(device.as_ref())?;
+        Ok(Self::of(Core { window, kernels, place, _reserved: reserved, limit }))
     }
 
     /// Ranks that are all on one device.
@@ -75,7 +79,7 @@ impl LowLatencyEngine {
         let windows = Window::on_one_device(device, ranks, limit, deadline)?;
         let of_rank = |(rank, window)| {
             let place = Place { rank, ranks, channels: CHANNELS };
-            Self::of(Core { window, kernels: kernels.clone(), place, limit })
+            Self::of(Core { window, kernels: kernels.clone(), place, _reserved: None, limit })
         };
         Ok((0..).zip(windows).map(of_rank).collect())
     }

@@ -4,7 +4,9 @@
 use std::time::Duration;
 
 use warpweft_comm::CommConfig;
-use warpweft_core_types::{Arg, BufferView, DType, Deadline, ErrorClass, Launch, ReduceOp, ResidentDesc};
+use warpweft_core_types::{
+    Arg, BufferView, DType, Deadline, ErrorClass, Launch, QueueDesc, ReduceOp, ResidentDesc,
+};
 
 use crate::rig::{PATIENCE, Place, config, counter, ranks, read};
 
@@ -152,7 +154,7 @@ fn sends_go_between_calls_of_all() {
 fn several_communicators_go_on_at_once() {
     ranks(2, &config(), |place| {
         let other = place.comm.split(Some(0), 0, PATIENCE).unwrap().unwrap();
-        let queue = place.device.create_queue(&warpweft_core_types::QueueDesc::default()).unwrap();
+        let queue = place.device.create_queue(&QueueDesc::default()).unwrap();
         let (one, two) = (place.numbers(&[1; 3000]), place.numbers(&[1; 3000]));
         for _ in 0..8 {
             place
@@ -166,6 +168,42 @@ fn several_communicators_go_on_at_once() {
         place.comm.queue_barrier(&place.queue).unwrap().wait(PATIENCE).unwrap();
         other.queue_barrier(&queue).unwrap().wait(PATIENCE).unwrap();
         assert!(read(&one) == [256; 3000] && read(&two) == [256; 3000]);
+        part(&place);
+    });
+}
+
+/// Blocks that wait for each other all find room, also beside residents, since there are no more than that.
+#[test]
+fn communicators_share_a_device_until_it_is_full() {
+    ranks(2, &config(), |place| {
+        let budget = || place.device.residents().unwrap().budget();
+        let (total, first) = (budget().total, budget().used);
+        assert_eq!(first, total / 2);
+        let mut others = Vec::new();
+        let full = loop {
+            match place.comm.split(Some(0), 0, PATIENCE) {
+                Ok(other) => others.push(other.unwrap()),
+                Err(full) => break full,
+            }
+        };
+        assert!(full.to_string().contains("no multiprocessor left"), "{full}");
+        assert_eq!(budget().used, total);
+        let sums: Vec<BufferView> = others.iter().map(|_| place.numbers(&[1; 3000])).collect();
+        // In another order on each device.
+        let order: Vec<usize> = match place.rank() {
+            0 => (0..others.len()).collect(),
+            _ => (0..others.len()).rev().collect(),
+        };
+        let started = order.into_iter().map(|at| {
+            let queue = place.device.create_queue(&QueueDesc::default()).unwrap();
+            others[at].all_reduce_in_place(ReduceOp::Sum, DType::U32, &sums[at]).unwrap().on(&queue).unwrap()
+        });
+        let started: Vec<_> = started.collect();
+        started.iter().for_each(|sum| sum.wait(PATIENCE).unwrap());
+        assert!(sums.iter().all(|sum| read(sum) == [2; 3000]));
+        part(&place);
+        drop((started, others));
+        assert_eq!(budget().used, first);
         part(&place);
     });
 }

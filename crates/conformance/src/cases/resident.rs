@@ -36,6 +36,9 @@ pub(super) const CASES: &[Case] = &[
     Case::new("resident::too_many_are_refused_before_they_start", too_many_are_refused_before_they_start)
         .needs(NEEDS)
         .covers(&["Residents::budget"]),
+    Case::new("resident::leave_what_is_reserved", leave_what_is_reserved)
+        .needs(NEEDS)
+        .covers(&["Residents::reserve"]),
     Case::new("resident::one_that_does_not_yield_is_named", one_that_does_not_yield_is_named).needs(NEEDS),
     Case::new("resident::one_that_does_not_yield_holds_no_load_up", no_load_is_held_up).needs(NEEDS),
     Case::new("resident::a_failure_ends_it", a_failure_ends_it)
@@ -182,6 +185,31 @@ fn lets_code_and_memory_through(cx: &Context) -> Verdict {
     }
     assert!(started.elapsed().as_secs() < 2, "five rounds took {:?}", started.elapsed());
     Ok(resident.stop(within())?)
+}
+
+/// Multiprocessors for kernels that have to find room beside residents.
+fn leave_what_is_reserved(cx: &Context) -> Verdict {
+    let family = cx.device(0).residents().ok_or("the family is absent")?;
+    let total = family.budget().total;
+    let kernel = cx.kernel(0, &kernels::counter())?;
+    let counts = cx.window(0, 4)?;
+    let args = [Arg::Buffer(&counts)];
+    let desc = ResidentDesc::new(Launch::new(&kernel, [1; 3], &args)?);
+    let most = family.reserve(total - 1)?;
+    assert_eq!((most.count(), used(cx)?), (total - 1, total - 1));
+    let error = family.reserve(2).err().ok_or("more were reserved than there are")?;
+    let named =
+        matches!(error, ResidentError::NotFree { device, wanted: 2, free: 1 } if device == cx.infos[0].id);
+    assert!(named, "{error}");
+    let last = family.reserve(1)?;
+    let error = family.launch(&desc).err().ok_or("it was started")?;
+    assert!(matches!(error, ResidentError::OverBudget { free: 0, .. }), "{error}");
+    drop(last);
+    family.launch(&desc)?.stop(within())?;
+    assert_eq!(used(cx)?, total - 1);
+    drop((family.reserve(0)?, most));
+    assert_eq!(used(cx)?, 0);
+    Ok(())
 }
 
 /// Case K2: one more than fits.

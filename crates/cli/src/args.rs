@@ -407,15 +407,17 @@ pub(crate) struct Doctor {
     pub(crate) json: bool,
 }
 
-/// Reads `4096`, `64K`, `1M` or `2G`: binary units, as nccl-tests reads them.
+/// Reads `4096`, `64K`, `1M`, `2GiB` or `1T`: binary units, as nccl-tests reads them.
 pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
-    let wrong = || format!("{text:?} is not a size like 4096, 64K, 1M or 2G");
-    let digits = text.trim_end_matches(['k', 'K', 'm', 'M', 'g', 'G']);
-    let shift = match text[digits.len()..].to_ascii_uppercase().as_str() {
+    let wrong = || format!("{text:?} is not a size like 4096, 64K, 1M or 2GiB");
+    let unit = text.find(|letter: char| letter.is_ascii_alphabetic()).unwrap_or(text.len());
+    let (digits, unit) = text.split_at(unit);
+    let shift = match unit.to_ascii_uppercase().as_str() {
         "" => 0,
-        "K" => 10,
-        "M" => 20,
-        "G" => 30,
+        "K" | "KIB" => 10,
+        "M" | "MIB" => 20,
+        "G" | "GIB" => 30,
+        "T" | "TIB" => 40,
         _ => return Err(wrong()),
     };
     let count: u64 = digits.parse().map_err(|_| wrong())?;
@@ -429,10 +431,25 @@ fn parse_ratio(text: &str) -> Result<f64, String> {
         .ok_or_else(|| format!("{text:?} is not a ratio above 0, such as 0.97"))
 }
 
+/// Reads `5`, `0.5s`, `200ms` or `2m`: seconds if nothing is said.
+pub(crate) fn parse_time(text: &str) -> Result<Duration, String> {
+    let wrong = || format!("{text:?} is not a time such as 5, 0.5s, 200ms or 2m");
+    let unit = text.find(|letter: char| letter.is_ascii_alphabetic()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(unit);
+    let scale = match unit {
+        "" | "s" => 1.0,
+        "ms" => 1e-3,
+        "m" | "min" => 60.0,
+        _ => return Err(wrong()),
+    };
+    let number: f64 = number.parse().map_err(|_| wrong())?;
+    Duration::try_from_secs_f64(number * scale).map_err(|_| wrong())
+}
+
+/// The same, and not nothing.
 pub(crate) fn parse_seconds(text: &str) -> Result<Duration, String> {
-    let wrong = || format!("{text:?} is not a number of seconds above 0");
-    let seconds: f64 = text.parse().map_err(|_| wrong())?;
-    Duration::try_from_secs_f64(seconds).ok().filter(|time| !time.is_zero()).ok_or_else(wrong)
+    let wrong = || format!("{text:?} is no time to wait; 5 or 200ms would be");
+    parse_time(text).and_then(|time| if time.is_zero() { Err(wrong()) } else { Ok(time) })
 }
 
 #[cfg(test)]
@@ -448,10 +465,19 @@ mod tests {
 
     #[test]
     fn sizes_read_as_in_nccl_tests() {
-        for (text, size) in [("1", 1), ("64K", 65536), ("64k", 65536), ("3M", 3 << 20), ("2G", 2 << 30)] {
+        for (text, size) in [
+            ("1", 1),
+            ("64K", 65536),
+            ("64k", 65536),
+            ("3M", 3 << 20),
+            ("2G", 2 << 30),
+            ("2GiB", 2 << 30),
+            ("64KiB", 65536),
+            ("1T", 1 << 40),
+        ] {
             assert_eq!(parse_size(text), Ok(size), "{text}");
         }
-        for text in ["", "K", "0", "-1", "1KB", "1.5M", "1KK", "99999999999G", "1 M"] {
+        for text in ["", "K", "0", "-1", "1KB", "1.5M", "1KK", "99999999999G", "1 M", "1é", "éK"] {
             assert!(parse_size(text).is_err(), "{text}");
         }
     }
@@ -466,8 +492,13 @@ mod tests {
 
     #[test]
     fn seconds_are_positive_and_finite() {
-        assert_eq!(parse_seconds("0.5"), Ok(Duration::from_millis(500)));
-        for text in ["", "0", "-1", "nan", "inf", "1e300", "soon"] {
+        for (text, ms) in
+            [("5", 5000), ("5s", 5000), ("0.5", 500), ("200ms", 200), ("2m", 120_000), ("1min", 60_000)]
+        {
+            assert_eq!(parse_seconds(text), Ok(Duration::from_millis(ms)), "{text}");
+        }
+        assert_eq!(parse_time("0"), Ok(Duration::ZERO));
+        for text in ["", "0", "0s", "-1", "nan", "inf", "1e300", "soon", "s", "5h"] {
             assert!(parse_seconds(text).is_err(), "{text}");
         }
     }

@@ -21,7 +21,13 @@ const TITLE: Style = Style::new().bold();
 /// A reader that has seen enough (`| head`) ends the command without an error, as it does others.
 fn emit(text: impl fmt::Display) {
     if let Err(error) = writeln!(anstream::stdout(), "{text}") {
-        std::process::exit(i32::from(error.kind() != ErrorKind::BrokenPipe));
+        if error.kind() == ErrorKind::BrokenPipe {
+            std::process::exit(0);
+        }
+        // Where standard error is closed too, the exit code has to do.
+        let _closed =
+            writeln!(anstream::stderr(), "{BAD}error{BAD:#}: standard output takes no more: {error}");
+        std::process::exit(1);
     }
 }
 

@@ -44,6 +44,12 @@ pub(crate) fn backends(selection: &Selection) -> anyhow::Result<Vec<Arc<dyn Back
 
 /// The same, with what they have to tell.
 pub(crate) fn chosen(selection: &Selection) -> anyhow::Result<Vec<Chosen>> {
+    if selection.copies > 1 && !selection.backend.iter().any(|name| name == "vulkan") {
+        return Err(WrongCall(
+            "--copies opens Vulkan's devices several times; add --backend vulkan".to_owned(),
+        )
+        .into());
+    }
     let mut all = Vec::new();
     for (position, name) in selection.backend.iter().enumerate() {
         if selection.backend[..position].contains(name) {

@@ -265,6 +265,19 @@ mod tests {
     }
 
     #[test]
+    fn tells_whether_somebody_waits() {
+        let timeline = Timeline::new(0);
+        assert!(!timeline.is_awaited());
+        let (one, other) = (timeline.expect(), timeline.expect());
+        drop(one);
+        assert!(timeline.is_awaited(), "the other still does");
+        drop(other);
+        assert!(!timeline.is_awaited());
+        let _late = timeline.wait(1, Deadline::within(Duration::ZERO));
+        assert!(!timeline.is_awaited());
+    }
+
+    #[test]
     fn only_rises() {
         let timeline = Timeline::new(3);
         assert!(matches!(timeline.signal(3), Err(SignalError::NotIncreasing { value: 3, current: 3 })));

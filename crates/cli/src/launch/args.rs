@@ -4,6 +4,8 @@ use std::{ffi::OsString, time::Duration};
 
 use clap::Args;
 
+use crate::args::parse_time;
+
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Each rank gets WARPWEFT_RANK, _WORLD_SIZE, _LOCAL_RANK, _LOCAL_WORLD_SIZE, _ADDRESS, _TOKEN and _RUN, and
@@ -27,7 +29,7 @@ pub(crate) struct Launch {
     #[arg(short = 'n', long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub(crate) ranks: u32,
     /// Time from SIGTERM to SIGKILL when a rank has failed.
-    #[arg(long, value_name = "SECONDS", default_value = "5s", value_parser = parse_grace)]
+    #[arg(long, value_name = "SECONDS", default_value = "5s", value_parser = parse_time)]
     pub(crate) grace: Duration,
     /// Port for MASTER_PORT; a free one if it is not given.
     #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
@@ -53,26 +55,4 @@ pub(crate) struct Rank {
     pub(crate) files: Option<u64>,
     #[arg(last = true, required = true)]
     pub(crate) program: Vec<OsString>,
-}
-
-/// Reads `5`, `5s` or `0.5s`; no time at all is a time too.
-fn parse_grace(text: &str) -> Result<Duration, String> {
-    let wrong = || format!("{text:?} is not a number of seconds, such as 5s");
-    let seconds: f64 = text.strip_suffix('s').unwrap_or(text).parse().map_err(|_| wrong())?;
-    Duration::try_from_secs_f64(seconds).map_err(|_| wrong())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn times_read_with_and_without_a_unit() {
-        for (text, ms) in [("5", 5000), ("5s", 5000), ("0.5s", 500), ("0", 0)] {
-            assert_eq!(parse_grace(text), Ok(Duration::from_millis(ms)), "{text}");
-        }
-        for text in ["", "s", "-1", "5m", "nan", "1e300"] {
-            assert!(parse_grace(text).is_err(), "{text}");
-        }
-    }
 }

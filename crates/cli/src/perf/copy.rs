@@ -65,6 +65,7 @@ pub(crate) fn run(args: &PerfCopy) -> anyhow::Result<ExitCode> {
     let sizes: Vec<u64> = std::iter::successors(Some(args.min), |size| size.checked_mul(args.factor))
         .take_while(|&size| size <= args.max)
         .collect();
+    check_room(&runtime, &lanes, sizes.last().copied().unwrap_or_default())?;
     if !args.json {
         print_head(args, &runtime);
     }
@@ -83,6 +84,26 @@ pub(crate) fn run(args: &PerfCopy) -> anyhow::Result<ExitCode> {
         output::line(format!("# Wrong bytes: {wrong}{}", if wrong == 0 { " OK" } else { " FAILED" }));
     }
     Ok(if wrong == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Says before anything is measured that the largest copy is too large.
+fn check_room(runtime: &Runtime, lanes: &[Lane], size: u64) -> anyhow::Result<()> {
+    for &(from, to) in lanes {
+        for end in [from, to] {
+            let id = end.device();
+            let ends = [from, to].into_iter().filter(|end| end.device() == id).count() as u64;
+            let memory = runtime.device(id).map_or(Bytes(0), |device| device.info().memory);
+            if size.saturating_mul(ends) > memory.0 {
+                let needed = Bytes(size.saturating_mul(ends));
+                let text = format!(
+                    "a copy of {} takes {needed} of {id}, which has {memory}; choose a smaller -e",
+                    Bytes(size)
+                );
+                return Err(WrongCall(text).into());
+            }
+        }
+    }
+    Ok(())
 }
 
 impl End {

@@ -226,6 +226,8 @@ fn wrong_calls_end_with_code_2_and_name_the_argument() {
         (&["demo", "--timeout", "-1"], "-1"),
         (&["perf", "copy", "-b", "2M", "-e", "1M"], "above"),
         (&["perf", "copy", "--queued", "0"], "0"),
+        (&["perf", "copy", "-e", "1T"], "smaller -e"),
+        (&["perf", "launch", "--copies", "2"], "--backend vulkan"),
         (&["perf", "copy", "--bar", "97%"], "97%"),
         (&["perf"], "perf"),
         (&[], "Usage"),
@@ -251,6 +253,15 @@ fn help_has_examples_and_no_colour_when_it_is_not_a_terminal() {
         assert!(!help.contains('\u{1b}'), "{args:?}");
     }
     assert!(!text(&demo(&[]).stdout).contains('\u{1b}'));
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_full_disk_is_told() {
+    let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let output = Command::new(env!("CARGO_BIN_EXE_warpweft")).arg("doctor").stdout(full).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output.stderr).contains("standard output takes no more"), "{}", text(&output.stderr));
 }
 
 #[cfg(target_os = "linux")]

@@ -23,7 +23,7 @@ use warpweft_core_types::{
 use self::{
     kernel::Kernels,
     plan::{Operands, Place, Step, Steps, Unpaired},
-    window::{CHANNELS, Cause, Told, Window},
+    window::{Cause, Told, Window},
 };
 use super::{Engine, EngineKind};
 use crate::{CommConfig, CommError, Shape, dispatch::message_bytes};
@@ -78,7 +78,7 @@ impl LowLatencyEngine {
         let kernels = kernel::load(device.as_ref())?;
         let windows = Window::on_one_device(device, ranks, limit, deadline)?;
         let of_rank = |(rank, window)| {
-            let place = Place { rank, ranks, channels: CHANNELS };
+            let place = Place { rank, ranks, channels: window::CHANNELS };
             Self::of(Core { window, kernels: kernels.clone(), place, _reserved: None, limit })
         };
         Ok((0..).zip(windows).map(of_rank).collect())

@@ -79,7 +79,7 @@ fn all(wish: &Wish<'_>) -> Vec<Leg> {
         leg("collectives beside nccl", 120, "bench collectives"),
         Leg { devices: 2, ..leg("kill", 240, "kill --rounds 50") },
         leg("low latency", 170, "low-latency"),
-        Leg { devices: 2, ..leg("low latency beside nccl", 170, "bench low-latency") },
+        leg("low latency beside nccl", 170, "bench low-latency"),
         leg("discovery", 60, "bench discovery"),
         leg("submission", 180, "bench submission"),
         leg("graphs", 120, "graphs"),

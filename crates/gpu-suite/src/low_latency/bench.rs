@@ -92,7 +92,11 @@ enum Where {
 pub(crate) fn run() -> Result<()> {
     let rig = Rig::with(&kernels::graph())?;
     rig.describe()?;
-    rig.pair()?;
+    super::within::run(&rig)?;
+    if rig.devices.len() < 2 {
+        say("nothing was measured between GPUs: it takes two");
+        return Ok(());
+    }
     let size = u32::try_from(rig.devices.len())?;
     let far: Vec<BufferView> =
         rig.devices.iter().map(|bench| bench.allocate(BufferDesc::device(BESIDE))).collect::<Result<_>>()?;

@@ -3,6 +3,7 @@
 mod across;
 pub(crate) mod bench;
 mod loopback;
+mod within;
 
 use anyhow::{Result, ensure};
 

@@ -62,6 +62,9 @@ struct Tools {
     source: PathBuf,
 }
 
+/// Bytes that kernels may spill in all their functions: these move so much that the link takes far longer.
+const MAY_SPILL: [(&str, u32); 2] = [("low_latency_bare", 256), ("low_latency_bare_within", 256)];
+
 /// What a kernel needs on one architecture, in the assembler's words.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Usage {
@@ -117,7 +120,9 @@ fn compile_everything(tools: &Tools) -> Result<()> {
                 let Usage { entry, registers, spilled_bytes, shared_bytes } = usage;
                 let name = format!("{source} {entry}");
                 writeln!(table, "{name:56}  {target:7} {registers:9} {spilled_bytes:7} {shared_bytes:7}")?;
-                if spilled_bytes > 0 {
+                let allowed =
+                    MAY_SPILL.iter().find(|(kernel, _)| *kernel == entry).map_or(0, |(_, bytes)| *bytes);
+                if spilled_bytes > allowed {
                     wrong.push(format!("{name} spills {spilled_bytes} bytes on {target}"));
                 }
             }
@@ -264,7 +269,10 @@ fn usages(text: &str) -> Vec<Usage> {
         if let Some((_, rest)) = line.split_once("Compiling entry function '") {
             current = Usage { entry: first_name(rest), ..Usage::default() };
         } else if line.contains("bytes spill stores") {
-            current.spilled_bytes = before(line, " bytes spill stores") + before(line, " bytes spill loads");
+            let spilled = before(line, " bytes spill stores") + before(line, " bytes spill loads");
+            // Functions that a kernel calls come behind it.
+            let last = usages.last_mut().filter(|_: &&mut Usage| current.entry.is_empty());
+            last.unwrap_or(&mut current).spilled_bytes += spilled;
         } else if line.contains(" registers") {
             current.registers = before(line, " registers");
             current.shared_bytes = before(line, " bytes smem");
@@ -314,6 +322,8 @@ ptxas info    : Compiling entry function 'add' for 'sm_90'
 ptxas info    : Function properties for add
     8 bytes stack frame, 4 bytes spill stores, 12 bytes spill loads
 ptxas info    : Used 30 registers, used 1 barriers, 1024 bytes smem
+ptxas info    : Function properties for _Z6calledv
+    0 bytes stack frame, 8 bytes spill stores, 1 bytes spill loads
 ptxas info    : Compiling entry function 'empty' for 'sm_90'
 ptxas info    : Function properties for empty
     0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
@@ -324,7 +334,7 @@ ptxas info    : Used 4 registers, used 0 barriers";
             spilled_bytes,
             shared_bytes,
         };
-        assert_eq!(usages(text), [usage("add", 30, 16, 1024), usage("empty", 4, 0, 0)]);
+        assert_eq!(usages(text), [usage("add", 30, 25, 1024), usage("empty", 4, 0, 0)]);
     }
 
     #[test]

@@ -1,5 +1,6 @@
 // Collectives of few bytes: every rank stores what it gives straight into the others' memory, in lines of 16 bytes that
-// carry their number, and takes what has arrived in its own. No fence, no barrier between ranks, no atomic operation.
+// carry their number, and takes what has arrived in its own. No barrier between ranks, no atomic operation, and no fence
+// where messages are short.
 //
 // Each block is a channel of its own. In each channel there is a ring of `SLOTS` slots from every rank to every other, in
 // the receiver's memory; the messages of a ring are numbered, and the receiver stores how many it has taken into the
@@ -252,6 +253,8 @@ struct Channel {
         unsigned peer = threadIdx.x, last = sent + (call.two_shots ? 2 : 1);
         while ((int)(credit + SLOTS - last) < 0 && !is_over(peer, last))
             credit = load_word(words(call.rank) + CREDIT + peer);
+        if (gives_bare())
+            __threadfence_system();
     }
 
     // Whether there is something to do at all. What a call needs first is loaded at once.
@@ -284,6 +287,9 @@ struct Channel {
             unsigned *own = words(call.rank);
             if (taken && takes_from(peer)) {
                 numbers.taken[peer] += taken;
+                // What was loaded of bare messages told nobody that it had arrived.
+                if (takes_bare())
+                    __threadfence_system();
                 store_word(words(peer) + CREDIT + call.rank, numbers.taken[peer]);
             }
             if (given && gives_to(peer))

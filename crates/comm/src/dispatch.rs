@@ -110,6 +110,22 @@ pub struct Measured {
     pub ways: Vec<(Way, u64)>,
 }
 
+impl Measured {
+    /// What calls of so many bytes from rank to rank go by in a table as [`Communicator::measured`] gives it.
+    ///
+    /// [`Communicator::measured`]: crate::Communicator::measured
+    pub fn find(table: &[Self], op: CollectiveOp, dtype: DType, bytes: u64, captured: bool) -> Option<&Self> {
+        Self::position(table, op, dtype, bytes, captured).map(|at| &table[at])
+    }
+
+    fn position(table: &[Self], op: CollectiveOp, dtype: DType, bytes: u64, captured: bool) -> Option<usize> {
+        let wanted = (op.name(), ElementClass::of(op, dtype), captured, bytes);
+        let at = table.partition_point(|entry| order(entry) < wanted);
+        let entry = table.get(at)?;
+        ((entry.op.as_str(), entry.class, entry.captured) == (wanted.0, wanted.1, captured)).then_some(at)
+    }
+}
+
 /// What was measured, and the engines that it is about.
 #[derive(Debug, Default)]
 pub(crate) struct Dispatch {
@@ -119,15 +135,16 @@ pub(crate) struct Dispatch {
 }
 
 impl Dispatch {
-    /// Entries whose fastest way there is; others were made for other engines.
+    /// Entries with the fastest way that there is; others were made for other engines.
     pub(crate) fn new(measured: Vec<Measured>, engines: &[Arc<dyn Engine>]) -> Self {
         let known = |entry: Measured| {
-            let (way, _) = *entry.ways.first()?;
-            let engine = engines.iter().find(|engine| engine.kind() == way.engine)?;
-            let engine = match way.shape {
-                None => Arc::clone(engine),
-                Some(shape) => Arc::clone(engine).in_shape(shape)?,
-            };
+            let engine = entry.ways.iter().find_map(|(way, _)| {
+                let engine = engines.iter().find(|engine| engine.kind() == way.engine)?;
+                match way.shape {
+                    None => Some(Arc::clone(engine)),
+                    Some(shape) => Arc::clone(engine).in_shape(shape),
+                }
+            })?;
             Some((entry, engine))
         };
         let mut known: Vec<_> = measured.into_iter().filter_map(known).collect();
@@ -149,11 +166,9 @@ impl Dispatch {
         bytes: u64,
         captured: bool,
     ) -> Option<(&Measured, &Arc<dyn Engine>)> {
-        let wanted = (op.name(), ElementClass::of(op, dtype), captured, bytes);
-        let at = self.measured.partition_point(|entry| order(entry) < wanted);
-        let (entry, engine) = (self.measured.get(at)?, self.fastest.get(at)?);
-        let is_alike = (entry.op.as_str(), entry.class, entry.captured) == (wanted.0, wanted.1, captured);
-        (is_alike && engine.does(op, dtype)).then_some((entry, engine))
+        let at = Measured::position(&self.measured, op, dtype, bytes, captured)?;
+        let (entry, engine) = (&self.measured[at], self.fastest.get(at)?);
+        engine.does(op, dtype).then_some((entry, engine))
     }
 
     /// The same for a call.

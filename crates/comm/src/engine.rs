@@ -118,6 +118,11 @@ pub(crate) trait Engine: fmt::Debug + Send + Sync {
         None
     }
 
+    /// What tells it from others of its kind that do calls in other ways, for those who keep what was measured of it.
+    fn variant(&self) -> u32 {
+        0
+    }
+
     /// How many calls that all ranks make a node of a graph has.
     fn calls_in(&self, _node: &OwnedOp) -> usize {
         0

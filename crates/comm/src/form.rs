@@ -149,7 +149,8 @@ pub(crate) fn engines(
         confirmed?;
     }
     // One that could not be made this time may be the best the next.
-    let kinds: Vec<&str> = engines.iter().map(|engine| engine.kind().name()).collect();
+    let named = |engine: &Arc<dyn Engine>| format!("{} {}", engine.kind().name(), engine.variant());
+    let kinds: Vec<String> = engines.iter().map(named).collect();
     let key = format!("{}engines {}\n", key_of(&facts), kinds.join(", "));
     Ok(Formed { mark: facts[0].mark, engines, key })
 }

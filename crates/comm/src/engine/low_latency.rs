@@ -11,7 +11,10 @@ mod plan;
 mod room;
 mod window;
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 
 use smallvec::SmallVec;
 use warpweft_bootstrap::Group;
@@ -44,10 +47,19 @@ struct Core {
     window: Window,
     kernels: Kernels,
     place: Place,
-    /// So that its blocks find room beside residents, and those of all ranks run at once.
-    _reserved: Option<ReservedMultiprocessors>,
+    /// So that its blocks find room beside residents and those of others, until it is over.
+    reserved: Mutex<Option<ReservedMultiprocessors>>,
     /// How long a device waits for another.
     limit: Duration,
+}
+
+impl Core {
+    /// Ends what waits on devices, which then takes up to a millisecond, and leaves its room to others.
+    fn end(&self) {
+        self.window.end();
+        // Nothing panics under the lock.
+        drop(self.reserved.lock().unwrap_or_else(PoisonError::into_inner).take());
+    }
 }
 
 impl LowLatencyEngine {
@@ -60,11 +72,12 @@ impl LowLatencyEngine {
     ) -> Result<Self, CommError> {
         // The host ends a call that is late. The device's own limit is for work that the host knows nothing of.
         let limit = config.timeout.saturating_mul(2);
-        let window = Window::exchange(group, device, limit, deadline)?;
+        // First, and with one outcome for all: whoever fails later meets the others where engines are confirmed.
         let (channels, reserved) = room::reserve(group, device.as_ref(), config.multiprocessors, deadline)?;
+        let window = Window::exchange(group, device, limit, deadline)?;
         let place = Place { rank: group.rank().0, ranks: group.size(), channels };
         let kernels = kernel::load(device.as_ref())?;
-        Ok(Self::of(Core { window, kernels, place, _reserved: reserved, limit }))
+        Ok(Self::of(Core { window, kernels, place, reserved: Mutex::new(reserved), limit }))
     }
 
     /// Ranks that are all on one device.
@@ -79,7 +92,7 @@ impl LowLatencyEngine {
         let windows = Window::on_one_device(device, ranks, limit, deadline)?;
         let of_rank = |(rank, window)| {
             let place = Place { rank, ranks, channels: window::CHANNELS };
-            Self::of(Core { window, kernels: kernels.clone(), place, _reserved: None, limit })
+            Self::of(Core { window, kernels: kernels.clone(), place, reserved: Mutex::default(), limit })
         };
         Ok((0..).zip(windows).map(of_rank).collect())
     }
@@ -212,11 +225,16 @@ impl Engine for LowLatencyEngine {
     }
 
     fn abort(&self, _failure: &Arc<Failure>, _deadline: Deadline) {
-        self.core.window.end();
+        self.core.end();
     }
 
     /// Graphs that are replayed later end, which tells the other ranks' devices.
     fn leave(&self, _failure: &Arc<Failure>) {
-        self.core.window.end();
+        self.core.end();
+    }
+
+    /// By its room, which is not always the same.
+    fn variant(&self) -> u32 {
+        self.core.place.channels
     }
 }

@@ -2,10 +2,10 @@
 
 use std::{sync::Barrier, time::Duration};
 
-use warpweft_comm::CommConfig;
+use warpweft_comm::{CommConfig, Communicator};
 use warpweft_core_types::{DType, Deadline, ErrorClass, Op, ReduceOp, Submission};
 
-use crate::rig::{PATIENCE, Place, config, ranks};
+use crate::rig::{PATIENCE, Place, config, ranks, read};
 
 fn until_failed(place: &Place) -> String {
     let deadline = Deadline::within(PATIENCE);
@@ -68,6 +68,29 @@ fn a_call_that_a_device_gave_up_is_told_as_failed() {
 }
 
 /// An abort reaches kernels that wait.
+/// Who had all of a device has it again after a failure, while the communicator that failed is still there.
+#[test]
+fn survivors_have_the_room_of_the_communicator_that_failed() {
+    let config = CommConfig { multiprocessors: Some(64), ..config() };
+    ranks(3, &config, |place| {
+        if place.rank() == 2 {
+            return;
+        }
+        let view = place.numbers(&[1; 100]);
+        let sum = |comm: &Communicator| {
+            comm.all_reduce_in_place(ReduceOp::Sum, DType::U32, &view).and_then(|call| call.wait(PATIENCE))
+        };
+        sum(&place.comm).unwrap_err();
+        let survivors = place.comm.shrink(PATIENCE).unwrap();
+        let budget = place.device.residents().unwrap().budget();
+        assert_eq!(budget.used, budget.total);
+        view.write(&1_u32.to_le_bytes().repeat(100)).unwrap();
+        sum(&survivors).unwrap();
+        assert_eq!(read(&view), [2; 100]);
+        survivors.barrier(PATIENCE).unwrap();
+    });
+}
+
 #[test]
 fn an_abort_ends_what_devices_wait_for() {
     ranks(2, &config(), |place| {

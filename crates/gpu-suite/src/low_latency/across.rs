@@ -65,7 +65,7 @@ pub(super) fn each<T: Send>(
 pub(super) fn litmus(rig: &Rig) -> Result<()> {
     const CALLS: usize = 40;
     const ROUNDS: usize = 50;
-    const BYTES: u64 = 64 << 10;
+    const BYTES: u64 = 1 << 20;
     each(rig, EngineKind::LowLatency, |place| {
         let (rank, size) = (place.comm.rank(), place.comm.world_size());
         let memory = || place.bench.allocate(BufferDesc::device(BYTES * CALLS as u64));
@@ -73,8 +73,8 @@ pub(super) fn litmus(rig: &Rig) -> Result<()> {
         let part =
             |view: &BufferView, call: usize| view.slice(call as u64 * BYTES..(call as u64 + 1) * BYTES);
         for round in 0..ROUNDS {
-            // Of few lines, and of many.
-            let bytes = if round % 2 == 0 { 256 } else { BYTES };
+            // Of few lines, of many, and bare.
+            let bytes = [256, 64 << 10, BYTES][round % 3];
             let given = |rank: u32, call: usize| rank + 1 + u32::try_from(round * CALLS + call).unwrap_or(0);
             for call in 0..CALLS {
                 let (src, dst) = (part(&src, call)?.slice(0..bytes)?, part(&dst, call)?.slice(0..bytes)?);
@@ -90,8 +90,27 @@ pub(super) fn litmus(rig: &Rig) -> Result<()> {
                 ensure!(is_sum, "call {call} of round {round} is not {sum} everywhere");
             }
         }
-        Ok(())
+        unequal_exchange(place, &src.slice(0..BYTES)?, &dst.slice(0..BYTES)?)
     })?;
+    Ok(())
+}
+
+/// Every second rank sends much and takes little, so that one launch gives bare and takes lines, or the other way.
+fn unequal_exchange(place: &Place<'_>, src: &BufferView, dst: &BufferView) -> Result<()> {
+    let (rank, size) = (place.comm.rank(), place.comm.world_size());
+    let (next, before) = ((rank + 1) % size, (rank + size - 1) % size);
+    let bytes = |rank: u32| if rank.is_multiple_of(2) { src.size() } else { 256 };
+    let (given, taken) = (src.slice(0..bytes(rank))?, dst.slice(0..bytes(before))?);
+    for round in 0..100 {
+        let number = |rank: u32| 1 + rank + round * size;
+        let ops = [Op::Fill(FillRegion::words(&given, number(rank))?)];
+        place.queue.submit(&Submission { ops: &ops, ..Submission::default() })?;
+        let both = place.comm.send_recv(DType::U32, (next, &given), (before, &taken))?;
+        both.on(&place.queue)?.wait(LIMIT)?;
+        let found = place.bench.read(&taken)?;
+        let is_right = found.as_chunks::<4>().0.iter().all(|word| *word == number(before).to_le_bytes());
+        ensure!(is_right, "what rank {before} sent in round {round} did not arrive");
+    }
     Ok(())
 }
 

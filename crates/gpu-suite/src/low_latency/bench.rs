@@ -8,7 +8,7 @@ use std::{
 use anyhow::{Context as _, Result};
 use serde_json::json;
 use warpweft_bootstrap::{Group, JoinConfig, Meeting, Rank, Rendezvous};
-use warpweft_comm::{CommConfig, Communicator, EngineKind, TuningConfig};
+use warpweft_comm::{CommConfig, Communicator, EngineKind, Measured, TuningConfig};
 use warpweft_core_types::{
     BufferDesc, BufferView, CollectiveOp, CopyRegion, DType, GraphNode, Op, PreparedGraph, Queue, ReduceOp,
     Registration, RegistrationKind, Submission,
@@ -75,8 +75,9 @@ struct Place<'a> {
     near: BufferView,
     copies: Arc<dyn Queue>,
     ways: Vec<Way>,
-    /// For the shapes that are printed.
-    tuned: Communicator,
+    /// What was measured, for the shapes that are printed.
+    measured: Vec<Measured>,
+    ranks: u32,
     own: [BufferView; 2],
 }
 
@@ -131,6 +132,16 @@ impl<'a> Place<'a> {
         let only = |engine| CommConfig { engine: Some(engine), ..CommConfig::default() };
         let way = |name, comm, memory| anyhow::Ok(Way { name, comm, queue: bench.new_queue()?, memory });
         let most = SIZES[SIZES.len() - 1] * u64::from(size);
+        let tuning = Some(TuningConfig::default());
+        let began = Instant::now();
+        // First, and gone before others are made: each takes of the devices what is left.
+        let tuned = create(3, &CommConfig { tuning, ..CommConfig::default() })?;
+        let measured = tuned.measured().to_vec();
+        tuned.barrier(LIMIT)?;
+        drop(tuned);
+        if rank == 0 {
+            report(&json!({"communicator that measures": "made", "seconds": began.elapsed().as_secs_f64()}));
+        }
         let mut ways = vec![way("ours", create(0, &only(EngineKind::LowLatency))?, None)?];
         // A machine without NCCL measures ours alone.
         match create(1, &only(EngineKind::Native)) {
@@ -144,16 +155,19 @@ impl<'a> Place<'a> {
             }
             Err(error) => say(&format!("NCCL is not measured: {error:#}")),
         }
-        let tuning = Some(TuningConfig::default());
-        let began = Instant::now();
-        let tuned = create(3, &CommConfig { tuning, ..CommConfig::default() })?;
-        if rank == 0 {
-            report(&json!({"communicator that measures": "made", "seconds": began.elapsed().as_secs_f64()}));
-        }
         let memory = || bench.allocate(BufferDesc::device(most));
         let near = bench.allocate(BufferDesc::device(BESIDE))?;
         let own = [memory()?, memory()?];
-        Ok(Self { bench, far: far.clone(), near, copies: bench.new_queue()?, ways, tuned, own })
+        Ok(Self {
+            bench,
+            far: far.clone(),
+            near,
+            copies: bench.new_queue()?,
+            ways,
+            measured,
+            ranks: size,
+            own,
+        })
     }
 
     fn measure(&self) -> Result<()> {
@@ -202,12 +216,12 @@ impl<'a> Place<'a> {
 
     fn tell(&self, op: CollectiveOp, bytes: u64, place: Where, samples: &[Samples]) {
         let captured = place != Where::Loose;
-        let chosen = self.tuned.measured_for(op, DType::F32, bytes, captured);
+        let chosen = Measured::find(&self.measured, op, DType::F32, bytes, captured);
         let chosen = chosen.and_then(|measured| measured.ways.first()).map(|(way, _)| way.to_string());
         let chosen = chosen.unwrap_or_else(|| "nothing".to_owned());
         for (way, samples) in self.ways.iter().zip(samples) {
             report(&json!({"low latency": op.name(), "bytes": bytes, "where": format!("{place:?}"),
-                "ranks": self.tuned.world_size(), "way": way.name, "time": samples.json(), "chosen": chosen}));
+                "ranks": self.ranks, "way": way.name, "time": samples.json(), "chosen": chosen}));
         }
         let words: Vec<String> = self
             .ways

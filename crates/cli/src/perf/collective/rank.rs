@@ -8,7 +8,7 @@ use std::{
 use warpweft::{
     BufferDesc, BufferView, GraphNode, PreparedGraph, Queue, QueueDesc,
     bootstrap::Rank,
-    comm::{Calls, CommConfig, CommError, Communicator, EngineKind, Enqueued, TuningConfig, Way},
+    comm::{Calls, CommConfig, CommError, Communicator, EngineKind, Enqueued, Measured, TuningConfig, Way},
     transfer::{Transfer, TransferConfig},
 };
 
@@ -45,10 +45,11 @@ pub(super) fn measure(kind: Kind, args: &PerfCollective, place: &Place) -> anyho
     if args.in_place && matches!(kind, Kind::AllToAll | Kind::SendRecv) {
         return Err(WrongCall(format!("{} is never in place", kind.name())).into());
     }
+    // First, and gone before others are made: each takes of the devices what is left.
+    let tuned = Tuned::of(kind, args, place)?;
     let contenders = contenders(kind, args, place)?;
-    let tuned = tuned(args, place)?;
     if let Some(tuned) = tuned.as_ref().filter(|_| place.is_first() && !args.json) {
-        print_table(tuned.measured());
+        print_table(&tuned.measured);
     }
     if let Some(first) = contenders.first().filter(|_| place.is_first() && !args.json) {
         let engines: Vec<_> = contenders.iter().map(|contender| contender.kind).collect();
@@ -117,14 +118,31 @@ fn communicator(
     Ok(Communicator::create(place.group()?, &place.device, &config, place.timeout))
 }
 
-/// A communicator that has measured what it would take if no engine were named.
-fn tuned(args: &PerfCollective, place: &Place) -> anyhow::Result<Option<Communicator>> {
-    if !args.explain {
-        return Ok(None);
+/// What a communicator has measured, and would take if no engine were named.
+struct Tuned {
+    measured: Vec<Measured>,
+    /// For calls that nothing was measured of.
+    usual: EngineKind,
+}
+
+impl Tuned {
+    fn of(kind: Kind, args: &PerfCollective, place: &Place) -> anyhow::Result<Option<Self>> {
+        if !args.explain {
+            return Ok(None);
+        }
+        let comm = tuned(args, place)?;
+        let usual = comm.engine_for(kind.op(args), args.dtype)?;
+        let tuned = Self { measured: comm.measured().to_vec(), usual };
+        // Who drops a communicator has left it, which others would be told in place of what they ask.
+        place.control.barrier("what a communicator has measured", place.timeout)?;
+        Ok(Some(tuned))
     }
+}
+
+fn tuned(args: &PerfCollective, place: &Place) -> anyhow::Result<Communicator> {
     let tuning = TuningConfig { cache: args.tuning_cache.clone(), ..TuningConfig::default() };
     let config = CommConfig { timeout: place.timeout, tuning: Some(tuning), ..CommConfig::default() };
-    Ok(Some(Communicator::create(place.group()?, &place.device, &config, place.timeout)?))
+    Ok(Communicator::create(place.group()?, &place.device, &config, place.timeout)?)
 }
 
 /// The measurement of one size.
@@ -133,21 +151,19 @@ struct Bench<'a> {
     args: &'a PerfCollective,
     place: &'a Place,
     contenders: &'a [Contender],
-    tuned: Option<&'a Communicator>,
+    tuned: Option<&'a Tuned>,
 }
 
 impl Bench<'_> {
     /// What would be taken for calls of this size if no engine were named.
-    fn chosen(&self, size: u64) -> anyhow::Result<Option<Way>> {
-        let Some(comm) = self.tuned else { return Ok(None) };
+    fn chosen(&self, size: u64) -> Option<Way> {
+        let tuned = self.tuned?;
         let (op, dtype) = (self.kind.op(self.args), self.args.dtype);
-        let (gives, gets) = self.kind.parts(u64::from(comm.world_size()));
+        let (gives, gets) = self.kind.parts(u64::from(self.place.control.size()));
         let bytes = size / gives.max(gets);
-        let measured = comm.measured_for(op, dtype, bytes, self.args.graph > 0);
-        Ok(Some(match measured.and_then(|measured| measured.ways.first()) {
-            Some((way, _)) => *way,
-            None => Way { engine: comm.engine_for(op, dtype)?, shape: None },
-        }))
+        let measured = Measured::find(&tuned.measured, op, dtype, bytes, self.args.graph > 0);
+        let fastest = measured.and_then(|measured| measured.ways.first()).map(|(way, _)| *way);
+        fastest.or(Some(Way { engine: tuned.usual, shape: None }))
     }
 
     /// Why it cannot replay an engine's calls, if that is asked for.
@@ -347,7 +363,7 @@ impl Bench<'_> {
             busbw: algbw * self.kind.bus_factor(ranks),
             time,
             wrong,
-            chosen: self.chosen(size)?,
+            chosen: self.chosen(size),
         }))
     }
 }

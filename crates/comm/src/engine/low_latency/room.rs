@@ -4,7 +4,7 @@
 //! was given that does not end by itself. What is reserved here is what residents leave.
 
 use warpweft_bootstrap::{Group, Rank};
-use warpweft_core_types::{Deadline, Device, ReservedMultiprocessors, Residents};
+use warpweft_core_types::{Deadline, Device, ReservedMultiprocessors, ResidentError, Residents};
 
 use super::window::CHANNELS;
 use crate::CommError;
@@ -37,6 +37,9 @@ pub(crate) fn reserve(
     if let Some(reserved) = &mut reserved {
         reserved.shrink_to(least);
     }
+    if wanted.is_some_and(|wanted| wanted.min(CHANNELS) > least) {
+        tracing::info!(wanted, got = least, "a communicator has fewer multiprocessors than it was to have");
+    }
     Ok((least, reserved))
 }
 
@@ -49,9 +52,11 @@ fn take(residents: &dyn Residents, wanted: Option<u32>) -> Option<ReservedMultip
             return None;
         }
         let count = wanted.unwrap_or((free / 2).max(1)).clamp(1, CHANNELS.min(free));
-        // Somebody else may have been faster.
-        if let Ok(reserved) = residents.reserve(count) {
-            return Some(reserved);
+        match residents.reserve(count) {
+            Ok(reserved) => return Some(reserved),
+            // Somebody else was faster.
+            Err(ResidentError::NotFree { .. }) => {}
+            Err(_) => return None,
         }
     }
 }

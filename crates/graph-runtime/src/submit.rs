@@ -229,8 +229,8 @@ impl Domain {
         skipped: Option<&Arc<NodeFailure>>,
     ) -> Result<Point, RunError> {
         let segment = &run.plan.segments[number];
-        let mut after: Points =
-            points.iter().copied().filter(|point| !state.line(*point).is_known_past(point.value)).collect();
+        let mut after = Points::from_slice(points);
+        after.retain(|point| !state.line(*point).is_known_past(point.value));
         let line = match (line, segment.place) {
             (Some(line), _) => line,
             (None, NodePlace::Device { device, lane }) => {
@@ -277,7 +277,7 @@ impl Domain {
         }
         state.lines[line as usize].assigned = point.value;
         state.counts.nodes += segment.nodes.len() as u64;
-        let after = after.iter().copied().collect();
+        let after = SmallVec::from_slice(&after);
         let [SemaphorePoint { semaphore, .. }] = signals;
         if let Some(moments) = moments.as_ref().filter(|_| segment.place != NodePlace::Host) {
             semaphore.wake_when(point.value, Waker::from(Arc::clone(moments)));

@@ -28,7 +28,7 @@ Usage: pipeline [OPTIONS]
   --hosts N      host devices behind them [2 where there is no GPU, else 0]
   --chunks N     chunks [16 with a GPU, else 8]
   --chunk SIZE   bytes of a chunk, with K, M or G for powers of 1024 [32M with a GPU, else 128K]
-  --rounds N     times that a device mixes each word [512 with a GPU, else 1]
+  --rounds N     times that a device mixes each word [512 with a GPU, else 16]
   --make         a task of the host makes each chunk, in the graph [only without a GPU]
   --trace FILE   saves what ran when, for https://ui.perfetto.dev
   --svg FILE     saves a picture of the graph
@@ -133,7 +133,7 @@ impl Plan {
         if !(1..=256).contains(&chunks) {
             return Err("chunks are from 1 to 256".into());
         }
-        let rounds = options.rounds.unwrap_or(if has_gpu { 512 } else { 1 });
+        let rounds = options.rounds.unwrap_or(if has_gpu { 512 } else { 16 });
         Ok(Self { chunks, words: u32::try_from(size / 4)?, rounds, makes: options.makes || !has_gpu })
     }
 
@@ -362,7 +362,7 @@ fn tell(trace: &ExecutionTrace) {
         busy.as_secs_f64() / took.as_secs_f64().max(1e-9)
     );
     if busy > longest {
-        let saved = busy.as_secs_f64() - took.as_secs_f64();
+        let saved = busy.saturating_sub(took).as_secs_f64();
         let most = (busy - longest).as_secs_f64();
         println!("of what could be saved by that, {:.2} was", saved / most);
     }

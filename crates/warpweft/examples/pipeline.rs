@@ -27,8 +27,8 @@ Usage: pipeline [OPTIONS]
   --gpus N       GPUs on the way [as many as there are, 4 at most]
   --hosts N      host devices behind them [2 where there is no GPU, else 0]
   --chunks N     chunks [16 with a GPU, else 8]
-  --chunk SIZE   bytes of a chunk, with K, M or G for powers of 1024 [32M with a GPU, else 128K]
-  --rounds N     times that a device mixes each word [512 with a GPU, else 16]
+  --chunk SIZE   bytes of a chunk, with K, M or G for powers of 1024 [32M with a GPU, else 1M]
+  --rounds N     times that a device mixes each word [512 with a GPU, else 32]
   --make         a task of the host makes each chunk, in the graph [only without a GPU]
   --trace FILE   saves what ran when, for https://ui.perfetto.dev
   --svg FILE     saves a picture of the graph
@@ -36,7 +36,7 @@ Usage: pipeline [OPTIONS]
 Examples:
   pipeline --gpus 1                        one GPU: both copy engines and the kernels at once
   pipeline --gpus 2 --chunks 32            two GPUs, a copy between them besides
-  pipeline --gpus 1 --hosts 1 --chunk 4M   a GPU and a host device
+  pipeline --gpus 1 --hosts 1 --rounds 8   a GPU and a host device, which mixes slowly
   pipeline --gpus 0 --trace trace.json     host devices alone
 ";
 
@@ -128,12 +128,12 @@ struct Plan {
 impl Plan {
     /// On GPUs copies and kernels are to take far longer than it takes to hand them over.
     fn new(options: &Options, has_gpu: bool) -> Result<Self, Failure> {
-        let size = options.chunk_bytes.unwrap_or(if has_gpu { 32 << 20 } else { 128 << 10 });
+        let size = options.chunk_bytes.unwrap_or(if has_gpu { 32 << 20 } else { 1 << 20 });
         let chunks = options.chunks.unwrap_or(if has_gpu { 16 } else { 8 });
         if !(1..=256).contains(&chunks) {
             return Err("chunks are from 1 to 256".into());
         }
-        let rounds = options.rounds.unwrap_or(if has_gpu { 512 } else { 16 });
+        let rounds = options.rounds.unwrap_or(if has_gpu { 512 } else { 32 });
         Ok(Self { chunks, words: u32::try_from(size / 4)?, rounds, makes: options.makes || !has_gpu })
     }
 
@@ -392,9 +392,9 @@ mod tests {
 
     #[test]
     fn it_ends_well_on_one_device_and_on_several() -> Result<(), Failure> {
-        on_hosts(&[])?;
+        on_hosts(&["--chunk", "64K"])?;
         on_hosts(&["--hosts", "1", "--chunk", "4K", "--rounds", "3"])?;
-        on_hosts(&["--hosts", "3", "--chunks", "3", "--make"])
+        on_hosts(&["--hosts", "3", "--chunks", "3", "--chunk", "64K", "--make"])
     }
 
     #[test]

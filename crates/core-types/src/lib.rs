@@ -76,7 +76,7 @@ pub use kernel::{
 };
 pub use link::{LinkClass, LinkEnd, LinkFact, LinkTraffic, PathClass, Provenance};
 pub use queue::{
-    CopyRegion, FillRegion, Op, OwnedLaunch, OwnedOp, OwnedSubmission, Queue, QueueDesc, Submission,
+    CopyRegion, FillRegion, Op, OpRoom, OwnedLaunch, OwnedOp, OwnedSubmission, Queue, QueueDesc, Submission,
 };
 pub use resident::{
     GiveWay, MultiprocessorPool, ReservedMultiprocessors, Resident, ResidentBudget, ResidentDesc,

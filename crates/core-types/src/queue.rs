@@ -219,12 +219,31 @@ enum Owned {
     Collective(OwnedCollectives),
 }
 
+/// Arguments that an owned launch has room for by itself.
+const INLINE_ARGS: usize = 4;
+
+/// Room for what an [`OwnedOp`] names, left over from another: many that are made one after the other share it.
+#[derive(Debug, Default)]
+pub struct OpRoom(SmallVec<[OwnedArg; INLINE_ARGS]>);
+
+impl OpRoom {
+    /// Whether an operation needs more room than it has by itself: a launch of many arguments.
+    pub const fn is_needed(op: &Op<'_>) -> bool {
+        matches!(op, Op::Launch(launch) if launch.args().len() > INLINE_ARGS)
+    }
+
+    /// Whether it is more than an operation has by itself.
+    pub fn is_large(&self) -> bool {
+        self.0.spilled()
+    }
+}
+
 /// A [`Launch`] that owns what it names. It is made of a `Launch`, and so of arguments that were checked.
 #[derive(Debug, Clone)]
 pub struct OwnedLaunch {
     kernel: Arc<dyn Kernel>,
     workgroups: [u32; 3],
-    args: SmallVec<[OwnedArg; 4]>,
+    args: SmallVec<[OwnedArg; INLINE_ARGS]>,
 }
 
 #[derive(Debug, Clone)]
@@ -258,11 +277,7 @@ impl From<&Op<'_>> for OwnedOp {
 
 impl From<&Launch<'_>> for OwnedLaunch {
     fn from(launch: &Launch<'_>) -> Self {
-        Self {
-            kernel: Arc::clone(launch.kernel()),
-            workgroups: launch.workgroups(),
-            args: launch.args().iter().map(OwnedArg::from).collect(),
-        }
+        Self::within(launch, OpRoom::default())
     }
 }
 
@@ -276,6 +291,21 @@ impl From<&Arg<'_>> for OwnedArg {
 }
 
 impl OwnedOp {
+    /// The same as [`OwnedOp::from`], in the room that another has left.
+    pub fn within(op: &Op<'_>, room: OpRoom) -> Self {
+        match op {
+            Op::Launch(launch) => Self(Owned::Launch(OwnedLaunch::within(launch, room))),
+            op => op.into(),
+        }
+    }
+
+    /// Lets go of what it names, and leaves the room.
+    pub fn into_room(self) -> OpRoom {
+        let Owned::Launch(OwnedLaunch { mut args, .. }) = self.0 else { return OpRoom::default() };
+        args.clear();
+        OpRoom(args)
+    }
+
     /// Lends it as an [`Op`].
     pub fn with<R>(&self, visit: impl FnOnce(&Op<'_>) -> R) -> R {
         match &self.0 {
@@ -382,6 +412,11 @@ impl OwnedOp {
 }
 
 impl OwnedLaunch {
+    fn within(launch: &Launch<'_>, OpRoom(mut args): OpRoom) -> Self {
+        args.extend(launch.args().iter().map(OwnedArg::from));
+        Self { kernel: Arc::clone(launch.kernel()), workgroups: launch.workgroups(), args }
+    }
+
     /// The kernel.
     pub const fn kernel(&self) -> &Arc<dyn Kernel> {
         &self.kernel

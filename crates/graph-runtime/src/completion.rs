@@ -2,6 +2,7 @@
 
 use std::{
     fmt,
+    ops::Deref,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, Wake, Waker},
@@ -9,18 +10,42 @@ use std::{
 
 use warpweft_core_types::{Deadline, SemaphorePoint, WaitError};
 
-use crate::{domain::Domain, error::CompletionError, run::Run, sync::Mutex, workers::Job};
+use crate::{domain::Domain, error::CompletionError, later::drop_later, run::Run, sync::Mutex, workers::Job};
 
 /// A submission: wait for it with a deadline, ask, or `.await` it.
 ///
 /// Dropping it cancels nothing. Clones stand for the same submission.
 #[derive(Clone)]
 pub struct Completion {
-    pub(crate) domain: Arc<Domain>,
-    pub(crate) run: Arc<Run>,
+    domain: Arc<Domain>,
+    run: Handle,
+}
+
+/// A run, which is used again once nobody has it.
+#[derive(Clone)]
+struct Handle(Option<Arc<Run>>);
+
+impl Deref for Handle {
+    type Target = Arc<Run>;
+
+    fn deref(&self) -> &Arc<Run> {
+        self.0.as_ref().expect("it is there until it is dropped")
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        if let Some(run) = self.0.take() {
+            drop_later(run);
+        }
+    }
 }
 
 impl Completion {
+    pub(crate) fn new(domain: &Arc<Domain>, run: Arc<Run>) -> Self {
+        Self { domain: Arc::clone(domain), run: Handle(Some(run)) }
+    }
+
     /// The submission's number in its runtime, from 0.
     pub fn id(&self) -> u64 {
         self.run.id

@@ -21,7 +21,7 @@ use crate::{
     later::Held,
     memory::{Bytes, Memories, Point},
     node::{NodeDesc, WorkDesc},
-    run::{Look, Run},
+    run::{Answer, Look, Run},
     statistics::Statistics,
     sync::{Condvar, Mutex, MutexGuard},
     trace::Tracer,
@@ -228,7 +228,35 @@ impl Domain {
 
     /// Looks at a run; one that has ended goes into the trace.
     pub(crate) fn look(&self, run: &Run) -> Look {
-        let look = run.look();
+        self.traced(run, run.look())
+    }
+
+    /// The same for who holds the lock: what is known of its lines is not asked for again, and what is heard is noted.
+    pub(crate) fn look_in(&self, state: &mut State, run: &Run) -> Look {
+        let look = run.look_by(|segment| {
+            let line = &mut state.lines[segment.point.line as usize];
+            if line.is_known_past(segment.point.value) {
+                return Answer::Past;
+            }
+            segment.ask(|segment| {
+                let value = segment.value();
+                line.reached = line.reached.max(value);
+                value
+            })
+        });
+        self.traced(run, look)
+    }
+
+    /// The same without asking anybody.
+    pub(crate) fn is_known_to_have_ended(&self, state: &State, run: &Run) -> bool {
+        let look = run.look_by(|segment| {
+            let line = &state.lines[segment.point.line as usize];
+            if line.is_known_past(segment.point.value) { Answer::Past } else { Answer::UnderWay }
+        });
+        self.traced(run, look) == Look::Ended
+    }
+
+    fn traced(&self, run: &Run, look: Look) -> Look {
         if look == Look::Ended {
             self.trace_run(run);
         }
@@ -246,6 +274,17 @@ impl Domain {
         }
     }
 
+    /// The same for who holds the lock.
+    pub(crate) fn has_ended_in(&self, state: &mut State, run: &Run) -> bool {
+        loop {
+            match self.look_in(state, run) {
+                Look::UnderWay => return false,
+                Look::Failing => self.settle(state),
+                Look::Ended => return true,
+            }
+        }
+    }
+
     /// A device's position.
     pub(crate) fn position(&self, device: DeviceId) -> Option<u32> {
         let position = self.devices.iter().position(|entry| entry.id == device)?;
@@ -258,6 +297,10 @@ impl Domain {
     }
 
     fn memory_in(&self, state: &mut State, view: &BufferView, name: &str) -> Result<(u32, u64), RecordError> {
+        // Of what is known the device was looked up before.
+        if let Some(known) = state.memories.known(view.buffer()) {
+            return Ok(known);
+        }
         self.known(view.device(), name)?;
         let found = state.memories.find(view.buffer());
         found.map_err(|_| RecordError::Straddles { node: name.to_owned() })

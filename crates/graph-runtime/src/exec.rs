@@ -8,7 +8,7 @@ use warpweft_core_types::{BufferView, Deadline, GraphOp};
 use crate::{
     any::wait_for_any,
     completion::Completion,
-    domain::Domain,
+    domain::{Domain, State},
     error::{BusyReason, PrepareError, RecordError, RunError},
     graph::{Graph, NodePlace},
     later::Held,
@@ -55,14 +55,18 @@ impl ExecutableGraph {
         let _held = Held::new();
         let mut slots = self.slots();
         let count = slots.len();
+        let mut state = self.graph.domain.state();
         // The one that was used longest ago is the likeliest to be free.
         slots.rotate_left(1);
-        let Some(slot) = slots.iter_mut().rev().find(|slot| slot.is_free(&self.graph.domain)) else {
+        let mut free = slots.iter_mut().rev();
+        let Some(slot) = free.find(|slot| slot.is_free(&self.graph.domain, &mut state)) else {
             return Err(RunError::Busy { reason: BusyReason::Slots { slots: count } });
         };
-        let run = self.graph.domain.submit(&self.layout.plan, &slot.work, slot.run.take())?;
+        let spare = slot.run.take();
+        let run = self.graph.domain.submit(&mut state, &self.layout.plan, &slot.work, spare)?;
         slot.run = Some(Arc::clone(&run));
-        Ok(Completion { domain: Arc::clone(&self.graph.domain), run })
+        drop(state);
+        Ok(Completion::new(&self.graph.domain, run))
     }
 
     /// The same, but waits until the deadline for a slot, for room in the runtime, and for guards and hand-offs to end,
@@ -205,7 +209,7 @@ impl ExecutableGraph {
                         }
                     }
                     SegmentWork::Task(task) => *task = new.task_of(number),
-                    SegmentWork::Ops(_) | SegmentWork::Mark => return None,
+                    SegmentWork::Ops(_) | SegmentWork::Single | SegmentWork::Mark => return None,
                 }
             }
             works.push(work.into());
@@ -241,7 +245,7 @@ impl fmt::Debug for ExecutableGraph {
 }
 
 impl Slot {
-    fn is_free(&self, domain: &Domain) -> bool {
-        self.run.as_ref().is_none_or(|run| domain.has_ended(run))
+    fn is_free(&self, domain: &Domain, state: &mut State) -> bool {
+        self.run.as_ref().is_none_or(|run| domain.has_ended_in(state, run))
     }
 }

@@ -66,21 +66,21 @@ impl State {
         let nodes = plan.segments[number].nodes.get(nodes).unwrap_or_default();
         for (bytes, usage) in nodes.iter().flat_map(|&node| plan.recorded.bytes_of(node)) {
             if usage.writes() {
-                self.memories.at(bytes.memory).poison(bytes.range, cause, (run.id, number));
+                self.memories.poison(bytes, cause, (run.id, number));
             }
         }
     }
 
     /// What a segment writes anew is no longer poisoned.
     pub(crate) fn heal(&mut self, run: &Run, number: usize) {
-        let segment = &run.plan.segments[number];
-        if segment.uses.iter().all(|(bytes, _)| !self.memories.at(bytes.memory).is_poisoned()) {
+        if !self.memories.may_be_poisoned() {
             return;
         }
+        let segment = &run.plan.segments[number];
         // By nodes: a segment that writes bytes and then reads them is said to do both.
         for (bytes, usage) in segment.nodes.iter().flat_map(|&node| run.plan.recorded.bytes_of(node)) {
             if usage == Usage::Write {
-                self.memories.at(bytes.memory).heal(&bytes.range, (run.id, number));
+                self.memories.heal(&bytes, (run.id, number));
             }
         }
     }
@@ -92,6 +92,9 @@ impl State {
         segments: impl SliceIndex<[PlannedSegment], Output = [PlannedSegment]>,
         turn: Turn,
     ) -> Option<Poison> {
+        if !self.memories.may_be_poisoned() {
+            return None;
+        }
         let segments = plan.segments.get(segments).unwrap_or_default();
         let mut uses = segments.iter().flat_map(|segment| &segment.uses);
         if uses.all(|(bytes, _)| self.memories.at(bytes.memory).poison_in(&bytes.range, turn).is_none()) {

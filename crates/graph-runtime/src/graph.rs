@@ -46,11 +46,13 @@ impl Recorded {
         &self.uses[uses.start as usize..uses.end as usize]
     }
 
-    /// What a node uses, by the runtime's numbers.
+    /// What a node uses, by the runtime's numbers. Between submissions those that may trade places do not: they are in
+    /// the order in which they were submitted.
     pub(crate) fn bytes_of(&self, node: u32) -> impl Iterator<Item = (Bytes, Usage)> {
         let global = |one: &Use| {
             let memory = self.global[one.memory as usize];
-            (Bytes { memory, range: one.range.clone() }, one.usage)
+            let usage = if one.usage == Usage::Commutative { Usage::ReadWrite } else { one.usage };
+            (Bytes { memory, range: one.range.clone() }, usage)
         };
         self.uses_of(NodeId(node)).iter().map(global)
     }

@@ -92,7 +92,7 @@ impl Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        self.domain.state().memories.at(self.bytes.memory).end_lease(self.id);
+        self.domain.state().memories.end_lease(self.bytes.memory, self.id);
         self.domain.changed.notify_all();
     }
 }

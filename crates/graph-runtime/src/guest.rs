@@ -25,8 +25,8 @@ impl Domain {
         let (_, plan) = self.guest_plan(queue, operands)?;
         let mut state = self.state();
         self.admit(&mut state, &plan)?;
-        let run = Run::new(state.next_run, &plan, &Arc::from([SegmentWork::Mark]));
-        let points = self.points_before(&mut state, &run, &plan.segments[0]);
+        let run = Run::new(state.next_run, plan, Arc::from([SegmentWork::Mark]));
+        let points = self.points_before(&mut state, &run, &run.plan.segments[0]);
         let waits = state.semaphores(&points, u32::MAX);
         queue.submit(&Submission { waits: &waits, ops: &[], signals: &[] })?;
         Ok(())
@@ -42,7 +42,9 @@ impl Domain {
         let mut state = self.state();
         self.admit(&mut state, &plan)?;
         let line = self.guest_line(&mut state, device)?;
-        let run = Arc::new(Run::new(state.next_run, &plan, &Arc::from([SegmentWork::Mark])));
+        let mut run = Run::new(state.next_run, plan, Arc::from([SegmentWork::Mark]));
+        run.submitted = self.tracer.now();
+        let run = Arc::new(run);
         let target = &mut state.lines[line as usize];
         let point = Point { line, value: target.assigned + 1 };
         let semaphore = Arc::clone(&target.semaphore);
@@ -61,12 +63,12 @@ impl Domain {
             moments: None,
         };
         run.state().segments.push(placed);
-        state.note(&run, 0);
+        state.note(&run, 0, point, false);
         state.next_run += 1;
         state.counts.submissions += 1;
         state.in_flight.push_back(Arc::clone(&run));
         drop(state);
-        Ok(Completion { domain: Arc::clone(self), run })
+        Ok(Completion::new(self, run))
     }
 
     fn guest_plan(

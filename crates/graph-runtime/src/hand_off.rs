@@ -138,12 +138,14 @@ impl Domain {
         // A failure of somebody else's that has not been settled is no reason to refuse.
         self.forget_ended(&mut state);
         self.admit(&mut state, plan)?;
-        let run = Arc::new(Run::new(state.next_run, plan, &Arc::from([SegmentWork::Mark])));
+        let mut run = Run::new(state.next_run, Arc::clone(plan), Arc::from([SegmentWork::Mark]));
+        run.submitted = self.tracer.now();
+        let run = Arc::new(run);
         let mut points = self.points_before(&mut state, &run, &plan.segments[0]);
         let NodePlace::Device { device, lane } = plan.segments[0].place else {
             return Err(RunError::from(SubmitError::Invalid { reason: "a hand-off to the host".to_owned() }));
         };
-        let line = self.lane_for(&mut state, device, lane, &mut points);
+        let line = self.lane_for(&mut state, (device, lane), None, &mut points);
         let waits = state.semaphores(&points, line);
         let LineKind::Lane { queue, .. } = &state.lines[line as usize].kind else {
             return Err(RunError::from(SubmitError::Invalid { reason: "a lane that is none".to_owned() }));
@@ -176,7 +178,7 @@ impl Domain {
 
     fn end_leases(&self, state: &mut State, leases: &[(Bytes, u64)]) {
         for (bytes, id) in leases {
-            state.memories.at(bytes.memory).end_lease(*id);
+            state.memories.end_lease(bytes.memory, *id);
         }
         self.changed.notify_all();
     }
@@ -188,7 +190,7 @@ impl Domain {
         self.end_leases(&mut state, &leases);
         let marked = self.enqueue_in(&mut state, &run, 0, &Points::new(), Some(line), None);
         match marked {
-            Ok(()) => state.note(&run, 0),
+            Ok(point) => state.note(&run, 0, point, false),
             Err(error) => {
                 // The lane failed meanwhile, and with it what was enqueued.
                 let failure =
@@ -201,7 +203,7 @@ impl Domain {
         state.counts.submissions += 1;
         state.in_flight.push_back(Arc::clone(&run));
         drop(state);
-        Ok(Completion { domain: Arc::clone(self), run })
+        Ok(Completion::new(self, run))
     }
 }
 

@@ -8,7 +8,7 @@ use std::{
     sync::Arc,
 };
 
-use crate::run::Run;
+use crate::{run::Run, single};
 
 thread_local! {
     /// How many of the runtimes' locks this thread holds.
@@ -18,10 +18,11 @@ thread_local! {
 
 /// Lets go of a run now, or as soon as this thread holds no lock.
 pub(crate) fn drop_later(run: Arc<Run>) {
-    if HELD.get() > 0 {
-        // Where the thread is ending there is no later.
-        let _kept = LATER.try_with(|later| later.borrow_mut().push(run));
+    if HELD.get() == 0 {
+        return single::let_go(run);
     }
+    // Where the thread is ending there is no later.
+    let _kept = LATER.try_with(|later| later.borrow_mut().push(run));
 }
 
 /// Lives as long as a lock is held. It goes after the lock's guard.
@@ -41,7 +42,7 @@ impl Drop for Held {
         if HELD.get() == 0 {
             // Outside the borrow: what is dropped may have more dropped. The list keeps its memory for the next time.
             while let Ok(Some(run)) = LATER.try_with(|later| later.borrow_mut().pop()) {
-                drop(run);
+                single::let_go(run);
             }
         }
     }

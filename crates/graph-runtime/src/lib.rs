@@ -96,6 +96,7 @@ mod run;
 mod runtime;
 mod segment;
 mod settle;
+mod single;
 mod staging;
 mod statistics;
 mod submit;

@@ -59,7 +59,7 @@ pub(crate) struct Memory {
     poisoned: Vec<Poisoned>,
     leases: Vec<Lease>,
     /// Its device was lost.
-    pub(crate) is_quarantined: bool,
+    is_quarantined: bool,
     /// Where it is, and the buffers it was seen as.
     space: usize,
     start: u64,
@@ -104,6 +104,10 @@ pub(crate) struct Memories {
     /// How many there were when they were last swept.
     swept_at: usize,
     next_lease: u64,
+    /// Leases that have not ended, of all memories: most often there are none, and nobody has to look for them.
+    leases: usize,
+    /// Bytes somewhere may be poisoned; the same.
+    is_poisoned: bool,
 }
 
 /// A buffer shares memory with one that was used before, and is not within it.
@@ -113,12 +117,16 @@ pub(crate) struct Straddles;
 impl Memories {
     /// The memory that a buffer stands for, and where in it the buffer begins.
     pub(crate) fn find(&mut self, buffer: &Arc<dyn Buffer>) -> Result<(u32, u64), Straddles> {
-        let key = Arc::as_ptr(buffer).addr();
-        // A weak handle of each keeps its address from being another buffer's.
-        match self.by_buffer.get(&key) {
-            Some(&known) => Ok(known),
-            None => self.register(key, buffer),
+        match self.known(buffer) {
+            Some(known) => Ok(known),
+            None => self.register(Arc::as_ptr(buffer).addr(), buffer),
         }
+    }
+
+    /// The same for a buffer that was used before.
+    pub(crate) fn known(&self, buffer: &Arc<dyn Buffer>) -> Option<(u32, u64)> {
+        // A weak handle of each keeps its address from being another buffer's.
+        self.by_buffer.get(&Arc::as_ptr(buffer).addr()).copied()
     }
 
     fn register(&mut self, key: usize, buffer: &Arc<dyn Buffer>) -> Result<(u32, u64), Straddles> {
@@ -210,9 +218,53 @@ impl Memories {
     /// Lends bytes to the host or another library.
     pub(crate) fn lease(&mut self, bytes: &Bytes, kind: LeaseKind) -> u64 {
         self.next_lease += 1;
+        self.leases += 1;
         let lease = Lease { id: self.next_lease, range: bytes.range.clone(), kind };
         self.at(bytes.memory).leases.push(lease);
         self.next_lease
+    }
+
+    pub(crate) fn end_lease(&mut self, memory: u32, id: u64) {
+        self.leases -= 1;
+        self.at(memory).leases.retain(|lease| lease.id != id);
+    }
+
+    /// Whether the host or another library has bytes anywhere.
+    pub(crate) const fn has_leases(&self) -> bool {
+        self.leases > 0
+    }
+
+    /// Whether bytes anywhere may be poisoned.
+    pub(crate) const fn may_be_poisoned(&self) -> bool {
+        self.is_poisoned
+    }
+
+    pub(crate) fn poison(&mut self, bytes: Bytes, cause: &Arc<NodeFailure>, turn: Turn) {
+        self.is_poisoned = true;
+        self.at(bytes.memory).poison(bytes.range, cause, turn);
+    }
+
+    /// Poisons all memory of a lost device; the bytes of those that were not quarantined yet.
+    pub(crate) fn quarantine(&mut self, device: DeviceId, cause: &Arc<NodeFailure>, turn: Turn) -> u64 {
+        self.is_poisoned = true;
+        let mut quarantined = 0;
+        for memory in self.all().filter(|memory| memory.device == device) {
+            if !memory.is_quarantined {
+                quarantined += memory.size();
+                memory.is_quarantined = true;
+            }
+            memory.poison(0..u64::MAX, cause, turn);
+        }
+        quarantined
+    }
+
+    /// All of a range is written anew, by whoever has this turn.
+    pub(crate) fn heal(&mut self, bytes: &Bytes, turn: Turn) {
+        let memory = self.at(bytes.memory);
+        if memory.is_poisoned() {
+            memory.heal(&bytes.range, turn);
+            self.is_poisoned = self.list.iter().flatten().any(Memory::is_poisoned);
+        }
     }
 }
 
@@ -235,10 +287,6 @@ impl Memory {
         })
     }
 
-    pub(crate) fn end_lease(&mut self, id: u64) {
-        self.leases.retain(|lease| lease.id != id);
-    }
-
     pub(crate) const fn is_poisoned(&self) -> bool {
         !self.poisoned.is_empty()
     }
@@ -258,16 +306,12 @@ impl Memory {
         })
     }
 
-    pub(crate) fn poison(&mut self, range: Range<u64>, cause: &Arc<NodeFailure>, turn: Turn) {
+    fn poison(&mut self, range: Range<u64>, cause: &Arc<NodeFailure>, turn: Turn) {
         self.heal(&range, turn);
         self.poisoned.push(Poisoned { range, cause: Arc::clone(cause), turn });
     }
 
-    /// All of a range is written anew, by whoever has this turn.
-    pub(crate) fn heal(&mut self, range: &Range<u64>, turn: Turn) {
-        if self.poisoned.is_empty() {
-            return;
-        }
+    fn heal(&mut self, range: &Range<u64>, turn: Turn) {
         let rest = |one: Poisoned| {
             let is_older = one.turn <= turn;
             let left = one.range.start..if is_older { one.range.end.min(range.start) } else { one.range.end };

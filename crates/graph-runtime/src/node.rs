@@ -277,7 +277,7 @@ impl Node {
     }
 }
 
-fn own_work(work: &WorkDesc<'_>) -> Work {
+pub(crate) fn own_work(work: &WorkDesc<'_>) -> Work {
     match work {
         WorkDesc::Op(op) => Work::Device(Arc::new(GraphOp::from(op))),
         WorkDesc::Captured(work) => Work::Device(Arc::new(GraphOp::Captured(Arc::clone(work)))),

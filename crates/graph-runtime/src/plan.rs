@@ -62,7 +62,9 @@ pub(crate) enum SegmentWork {
         /// Where the device notes times, for a trace.
         stamps: Option<Stamps>,
     },
-    /// Where the device prepares no graphs, or the work is all there is.
+    /// The work of the plan's only node.
+    Single,
+    /// Where the device prepares no graphs.
     Ops(SmallVec<[Arc<GraphOp>; 1]>),
     Task(OwnedTask),
     /// Nothing: another library has enqueued the work.

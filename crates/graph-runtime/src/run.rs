@@ -21,7 +21,10 @@ pub(crate) struct Run {
     pub(crate) id: u64,
     pub(crate) plan: Arc<Plan>,
     pub(crate) work: SlotWork,
-    pub(crate) submitted: Instant,
+    /// When it was submitted, if a trace was being recorded.
+    pub(crate) submitted: Option<Instant>,
+    /// The line of each segment when it was submitted before, to go on there if nothing says otherwise.
+    pub(crate) lines_before: SmallVec<[u32; 1]>,
     pub(crate) cancelled: AtomicBool,
     /// It is in the trace.
     pub(crate) traced: AtomicBool,
@@ -59,6 +62,26 @@ pub(crate) enum Status {
 }
 
 impl RunSegment {
+    /// What its line has come to, as far as the device knows. Asking is a call of the driver.
+    pub(crate) fn value(&self) -> u64 {
+        self.semaphore.value()
+    }
+
+    /// Whether its point is past, by a value that is asked for.
+    pub(crate) fn ask(&self, mut value: impl FnMut(&Self) -> u64) -> Answer {
+        // A value that was reached stays so, and it may have been reached before a failure: where there is one, the value
+        // is asked for once more.
+        if value(self) >= self.point.value {
+            Answer::Past
+        } else if self.semaphore.failure().is_none() {
+            Answer::UnderWay
+        } else if value(self) >= self.point.value {
+            Answer::Past
+        } else {
+            Answer::Failed
+        }
+    }
+
     /// Its point has been reached.
     pub(crate) fn pass(&mut self) {
         self.status = self.skipped.take().map_or(Status::Done, Status::Failed);
@@ -66,12 +89,13 @@ impl RunSegment {
 }
 
 impl Run {
-    pub(crate) fn new(id: u64, plan: &Arc<Plan>, work: &SlotWork) -> Self {
+    pub(crate) fn new(id: u64, plan: Arc<Plan>, work: SlotWork) -> Self {
         Self {
             id,
-            plan: Arc::clone(plan),
-            work: Arc::clone(work),
-            submitted: Instant::now(),
+            plan,
+            work,
+            submitted: None,
+            lines_before: SmallVec::new(),
             cancelled: AtomicBool::new(false),
             traced: AtomicBool::new(false),
             state: Mutex::default(),
@@ -80,29 +104,34 @@ impl Run {
 
     /// The same in the place of one that has ended, if nobody holds that any more: submitting again and again allocates
     /// nothing.
-    pub(crate) fn reused(spare: Option<Arc<Self>>, id: u64, plan: &Arc<Plan>, work: &SlotWork) -> Arc<Self> {
-        let Some(mut spare) = spare else { return Arc::new(Self::new(id, plan, work)) };
+    pub(crate) fn reused(spare: Option<Arc<Self>>, plan: &Arc<Plan>, work: &SlotWork) -> Arc<Self> {
+        let new = || Arc::new(Self::new(0, Arc::clone(plan), Arc::clone(work)));
+        let Some(mut spare) = spare else { return new() };
         let is_alike = Arc::ptr_eq(&spare.plan, plan) && Arc::ptr_eq(&spare.work, work);
         let Some(own) = Arc::get_mut(&mut spare).filter(|_| is_alike) else {
             drop_later(spare);
-            return Arc::new(Self::new(id, plan, work));
+            return new();
         };
-        own.id = id;
-        own.submitted = Instant::now();
-        own.cancelled = AtomicBool::new(false);
-        own.traced = AtomicBool::new(false);
-        let mut state = own.state();
+        own.forget();
+        spare
+    }
+
+    /// Makes it as one that was never submitted, but for what it is about and where it was.
+    pub(crate) fn forget(&mut self) {
+        self.cancelled = AtomicBool::new(false);
+        self.traced = AtomicBool::new(false);
+        let mut state = self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        self.lines_before.clear();
+        self.lines_before.extend(state.segments.iter().map(|segment| segment.point.line));
         state.segments.clear();
         state.broken = None;
         state.outcome = None;
-        drop(state);
-        spare
     }
 
     /// Whether its end may be heard of a little later, with that of what is behind it: a single operation in a lane that
     /// the runtime chose, which goes on in the same queue with whatever needs it.
     pub(crate) fn is_in_no_hurry(&self, place: NodePlace, work: &SegmentWork) -> bool {
-        matches!(work, SegmentWork::Ops(ops) if ops.len() == 1)
+        matches!(work, SegmentWork::Single)
             && matches!(place, NodePlace::Device { lane: 0, .. })
             && self.plan.segments.len() == 1
             && !self.plan.has_collective
@@ -119,33 +148,32 @@ impl Run {
         self.state().outcome.clone()
     }
 
-    /// Whether all of it has ended well, or its end is known already.
+    /// Whether its end is known; asks no device.
+    pub(crate) fn has_outcome(&self) -> bool {
+        self.state().outcome.is_some()
+    }
+
+    /// Whether all of it has ended well, or its end is known already. Asks the devices.
     pub(crate) fn look(&self) -> Look {
+        self.look_by(|segment| segment.ask(RunSegment::value))
+    }
+
+    /// The same by what `ask` says of the segments that are under way, up to the first that goes on.
+    pub(crate) fn look_by(&self, mut ask: impl FnMut(&RunSegment) -> Answer) -> Look {
         let mut state = self.state();
         if state.outcome.is_some() {
             return Look::Ended;
         }
-        let mut waits = false;
         for segment in &mut state.segments {
             if !matches!(segment.status, Status::UnderWay) {
                 continue;
             }
-            // A value that was reached stays so. Asking is a call of the driver, so it is asked once more only where
-            // there is a failure, before which it may have been reached.
-            if segment.semaphore.value() >= segment.point.value {
-                segment.pass();
-            } else if segment.semaphore.failure().is_none() {
-                waits = true;
+            match ask(segment) {
+                Answer::Past => segment.pass(),
                 // The rest is for when this has ended.
-                break;
-            } else if segment.semaphore.value() >= segment.point.value {
-                segment.pass();
-            } else {
-                return Look::Failing;
+                Answer::UnderWay => return Look::UnderWay,
+                Answer::Failed => return Look::Failing,
             }
-        }
-        if waits {
-            return Look::UnderWay;
         }
         if state.segments.iter().any(|segment| matches!(segment.status, Status::Failed(_))) {
             return Look::Failing;
@@ -170,6 +198,15 @@ impl Run {
             self.cancelled.store(true, Ordering::Release);
         }
     }
+}
+
+/// What is known of a segment's point.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Answer {
+    UnderWay,
+    Past,
+    /// It is not reached, and its line has failed.
+    Failed,
 }
 
 /// What a look at a run finds.

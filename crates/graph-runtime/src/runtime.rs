@@ -12,14 +12,13 @@ use crate::{
     any::wait_for_any,
     completion::Completion,
     config::RuntimeConfig,
-    domain::{Domain, State},
-    error::{BusyReason, MapError, RecordError, RunError},
-    graph::{Graph, NodePlace, Recorded, range_error},
+    domain::Domain,
+    error::{BusyReason, MapError, RunError},
+    graph::{Graph, range_error},
     guard::{ReadGuard, WriteGuard},
     hand_off::HandOff,
-    infer::Use,
-    node::{NodeDesc, Work, WorkDesc, check_said, own, usage_of},
-    plan::{Plan, PlannedSegment, SegmentWork},
+    node::{NodeDesc, WorkDesc},
+    plan::Plan,
     run::Run,
     statistics::Statistics,
     task::HostTask,
@@ -191,9 +190,7 @@ impl Runtime {
             WorkDesc::Captured(_) | WorkDesc::Node(_) => return self.run_as_graph(desc),
             _ => self.domain.place(&desc)?,
         };
-        let (plan, work) = single(&self.domain, &desc, place)?;
-        let run = self.domain.submit(&Arc::new(plan), &Arc::from([work]), None)?;
-        Ok(Completion { domain: Arc::clone(&self.domain), run })
+        self.domain.run_single(&desc, place)
     }
 
     /// What takes several nodes, or a device's graph.
@@ -361,64 +358,6 @@ impl fmt::Debug for Runtime {
 
 fn cannot_share(device: DeviceId, reason: &str) -> AllocError {
     AllocError::CannotImport { device, reason: reason.to_owned() }
-}
-
-/// A plan of one operation.
-fn single(
-    domain: &Domain,
-    desc: &NodeDesc<'_>,
-    place: NodePlace,
-) -> Result<(Plan, SegmentWork), RecordError> {
-    let mut node = own(desc, place);
-    let mut recorded = Recorded::default();
-    let mut outcome = Ok(());
-    let mut operand = 0;
-    // Once for all operands.
-    let mut state = domain.state();
-    node.work.for_each_operand(&mut |view, usage| {
-        if outcome.is_ok() {
-            let usage = usage_of(&desc.usages, operand, usage, desc.label());
-            outcome = usage.and_then(|usage| note(domain, &mut state, &mut recorded, desc, view, usage));
-        }
-        operand += 1;
-    });
-    outcome?;
-    check_said(&node, operand)?;
-    let beside = &mut node.beside.iter();
-    beside.try_for_each(|(view, usage)| note(domain, &mut state, &mut recorded, desc, view, *usage))?;
-    drop(state);
-    node.uses = 0..u32::try_from(recorded.uses.len()).unwrap_or(u32::MAX);
-    let has_collective = node.work.kind() == "collective";
-    let work = match &node.work {
-        Work::Device(op) => SegmentWork::Ops([Arc::clone(op)].into_iter().collect()),
-        Work::Task(task) => SegmentWork::Task(task.clone()),
-    };
-    recorded.nodes = vec![node];
-    let uses = recorded.bytes_of(0).collect();
-    let segment = PlannedSegment { place, after: Vec::new(), uses, nodes: [0].into_iter().collect() };
-    let plan =
-        Plan { recorded: Arc::new(recorded), segments: vec![segment], has_collective, after: Vec::new() };
-    Ok((plan, work))
-}
-
-/// Notes an operand of a single operation.
-fn note(
-    domain: &Domain,
-    state: &mut State,
-    recorded: &mut Recorded,
-    desc: &NodeDesc<'_>,
-    view: &BufferView,
-    usage: Usage,
-) -> Result<(), RecordError> {
-    let bytes = domain.bytes_in(state, view, desc.label())?;
-    let known = recorded.global.iter().position(|global| *global == bytes.memory);
-    let memory = known.unwrap_or_else(|| {
-        recorded.global.push(bytes.memory);
-        recorded.global.len() - 1
-    });
-    let memory = u32::try_from(memory).unwrap_or(u32::MAX);
-    recorded.uses.push(Use { memory, range: bytes.range, usage });
-    Ok(())
 }
 
 impl Domain {

@@ -152,15 +152,7 @@ impl Domain {
         let id = self.devices[device as usize].id;
         // Nothing that was submitted by now can heal it.
         let turn = (state.next_run, 0);
-        let mut quarantined = 0;
-        for memory in state.memories.all().filter(|memory| memory.device == id) {
-            if !memory.is_quarantined {
-                quarantined += memory.size();
-                memory.is_quarantined = true;
-            }
-            memory.poison(0..u64::MAX, cause, turn);
-        }
-        state.counts.quarantined_bytes += quarantined;
+        state.counts.quarantined_bytes += state.memories.quarantine(id, cause, turn);
     }
 
     /// Gives a line another queue and semaphore, if its device makes them. Everything before counts as past.
@@ -197,9 +189,9 @@ impl Domain {
             return;
         }
         match self.enqueue_in(state, run, *number, &points, Some(old.line), None) {
-            Ok(()) => {
+            Ok(point) => {
                 state.counts.resubmissions += 1;
-                moved.insert(*old, run.state().segments[*number].point);
+                moved.insert(*old, point);
                 state.heal(run, *number);
             }
             Err(error) if is_lane_failure(&error) && state.fails_with_its_line(open, &points) => {

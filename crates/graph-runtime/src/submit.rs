@@ -2,22 +2,20 @@
 
 use std::{sync::Arc, task::Waker};
 
-use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use warpweft_core_types::{
-    GraphOp, Op, OwnedOp, Queue, SemaphorePoint, Submission, SubmissionId, SubmitError,
+    GraphOp, Op, OwnedOp, PreparedGraph, Queue, SemaphorePoint, Submission, SubmissionId, SubmitError,
 };
 
 use crate::{
-    domain::{Domain, Line, LineKind, State},
+    domain::{Domain, LineKind, State},
     error::{BusyReason, NodeFailure, RunError},
-    graph::NodePlace,
+    graph::{Node, NodePlace},
     later::drop_later,
     memory::{Point, Unordered},
-    node::OwnedTask,
+    node::{OwnedTask, Work},
     plan::{Plan, PlannedSegment, SegmentWork, SlotWork},
     run::{Look, Run, RunSegment, Status},
-    statistics::Statistics,
     trace::Moments,
     workers::Job,
 };
@@ -35,26 +33,34 @@ pub(crate) type Points = SmallVec<[Point; 8]>;
 
 impl Domain {
     /// Hands over all segments of a plan, behind everything that uses the same bytes. `spare` is a run that has ended.
-    ///
-    /// The lock is held all the while: the order in which runs are handed to devices is the order in which they were
-    /// noted at their memories.
     pub(crate) fn submit(
         &self,
+        state: &mut State,
         plan: &Arc<Plan>,
         work: &SlotWork,
         spare: Option<Arc<Run>>,
     ) -> Result<Arc<Run>, RunError> {
-        let mut state = self.state();
         state.forget_spare(spare.as_ref());
-        if let Err(error) = self.admit(&mut state, plan) {
-            state.counts.refusals += u64::from(matches!(error, RunError::Busy { .. }));
-            return Err(error);
+        self.admit_counted(state, plan)?;
+        let mut run = Run::reused(spare, plan, work);
+        self.hand_over_all(state, &mut run)?;
+        Ok(run)
+    }
+
+    /// Hands over all segments of a run that was admitted, and that nobody else has.
+    ///
+    /// The lock is held all the while: the order in which runs are handed to devices is the order in which they were
+    /// noted at their memories.
+    pub(crate) fn hand_over_all(&self, state: &mut State, run: &mut Arc<Run>) -> Result<(), RunError> {
+        if let Some(own) = Arc::get_mut(run) {
+            own.id = state.next_run;
+            own.submitted = self.tracer.now();
         }
-        let run = Run::reused(spare, state.next_run, plan, work);
+        let run = &*run;
         // Whether something was found to have failed since the plan was admitted.
         let mut failing = false;
-        for number in 0..plan.segments.len() {
-            let mut handed = self.hand_over(&mut state, &run, number, failing);
+        for number in 0..run.plan.segments.len() {
+            let mut handed = self.hand_over(state, run, number, failing);
             for _ in 0..SETTLED_AT_MOST {
                 // Something else in its lane failed and has not been settled. The lane gets another queue then, in which
                 // the next may fail.
@@ -62,25 +68,33 @@ impl Domain {
                     break;
                 }
                 failing = true;
-                self.settle_among(&mut state, &run);
-                handed = self.hand_over(&mut state, &run, number, failing);
+                self.settle_among(state, run);
+                handed = self.hand_over(state, run, number, failing);
             }
             match handed {
-                Ok(()) => state.note(&run, number),
+                Ok((point, is_skipped)) => state.note(run, number, point, is_skipped),
                 // Nothing has begun, so nothing is left behind.
                 Err(error) if number == 0 => return Err(error),
                 Err(error) => {
-                    self.break_off(&mut state, &run, number, error);
+                    self.break_off(state, run, number, error);
                     break;
                 }
             }
         }
         state.next_run += 1;
         state.counts.submissions += 1;
-        state.in_flight.push_back(Arc::clone(&run));
-        Ok(run)
+        state.in_flight.push_back(Arc::clone(run));
+        Ok(())
     }
 
+    /// The same, where a refusal counts.
+    pub(crate) fn admit_counted(&self, state: &mut State, plan: &Plan) -> Result<(), RunError> {
+        let admitted = self.admit(state, plan);
+        state.counts.refusals += u64::from(matches!(admitted, Err(RunError::Busy { .. })));
+        admitted
+    }
+
+    /// Whether there is room for a plan, and nothing in its way.
     pub(crate) fn admit(&self, state: &mut State, plan: &Plan) -> Result<(), RunError> {
         self.make_room(state);
         if state.in_flight.len() >= self.config.max_submissions {
@@ -96,20 +110,22 @@ impl Domain {
         }
     }
 
-    /// Takes old runs off the list. Asking a device whether one has ended is a call of its driver, so it is not done for
-    /// every submission: after one that had not ended, the next few go by without.
+    /// Takes old runs off the list, a few for each submission that comes. Asking a device whether one has ended is a call
+    /// of its driver, so it is not done for every submission: after one that had not ended, the next few go by without.
     fn make_room(&self, state: &mut State) {
-        state.forget_known();
         let is_full = state.in_flight.len() >= self.config.max_submissions;
-        if !is_full && state.in_flight.len() < state.look_from {
-            return;
-        }
-        state.look_from = 0;
-        if !self.forget_oldest(state) {
-            if is_full {
-                self.forget_ended(state);
+        for _ in 0..FORGOTTEN_AT_ONCE {
+            let Some(oldest) = state.in_flight.front() else { break };
+            if !self.is_known_to_have_ended(state, oldest) {
+                let is_time = is_full || state.in_flight.len() >= state.look_from;
+                if !is_time || !self.ask_oldest(state) {
+                    break;
+                }
             }
-            state.look_from = state.in_flight.len() + LOOK_AGAIN_AFTER;
+            state.forget_front();
+        }
+        if state.in_flight.len() >= self.config.max_submissions {
+            self.forget_ended(state);
         }
         if state.in_flight.is_empty() {
             // Nobody is left who waits for points that were lost.
@@ -117,40 +133,39 @@ impl Domain {
         }
     }
 
-    /// Takes the oldest runs off the list while they have ended, a few for each submission that comes; whether there
-    /// were any.
-    fn forget_oldest(&self, state: &mut State) -> bool {
-        for taken in 0..FORGOTTEN_AT_ONCE {
-            let Some(oldest) = state.in_flight.front() else { return true };
-            match self.look(oldest) {
-                Look::UnderWay => return taken > 0,
-                Look::Failing => {
-                    self.settle(state);
-                    return true;
-                }
-                Look::Ended => {}
-            }
-            state.forget_front();
+    /// Whether the oldest run turns out to have ended.
+    fn ask_oldest(&self, state: &mut State) -> bool {
+        let Some(oldest) = state.in_flight.front().cloned() else { return false };
+        let look = self.look_in(state, &oldest);
+        // The list has it too, so that nothing is dropped here.
+        drop(oldest);
+        state.look_from = match look {
+            Look::UnderWay => state.in_flight.len() + LOOK_AGAIN_AFTER,
+            Look::Failing | Look::Ended => 0,
+        };
+        if look == Look::Failing {
+            self.settle(state);
         }
-        true
+        look == Look::Ended
     }
 
     /// Takes all runs that have ended off the list; settles those that fail.
     pub(crate) fn forget_ended(&self, state: &mut State) {
         let mut failing = false;
-        let State { in_flight, free_tasks, free_guests, lines, counts, .. } = state;
-        in_flight.retain(|run| match self.look(run) {
+        let mut kept = std::mem::take(&mut state.in_flight);
+        kept.retain(|run| match self.look_in(state, run) {
             Look::UnderWay => true,
             Look::Failing => {
                 failing = true;
                 true
             }
             Look::Ended => {
-                end(run, (free_tasks, free_guests), lines, counts);
+                state.end(run);
                 drop_later(Arc::clone(run));
                 false
             }
         });
+        state.in_flight = kept;
         if failing {
             self.settle(state);
         }
@@ -163,7 +178,7 @@ impl Domain {
         run: &Arc<Run>,
         number: usize,
         checked: bool,
-    ) -> Result<(), RunError> {
+    ) -> Result<(Point, bool), RunError> {
         let segment = &run.plan.segments[number];
         let poison =
             if checked { state.first_poison(&run.plan, number..=number, (run.id, number)) } else { None };
@@ -172,11 +187,11 @@ impl Domain {
         }
         let points = self.points_before(state, run, segment);
         let skipped = poison.map(|poison| poison.cause);
-        self.enqueue_in(state, run, number, &points, None, skipped.as_ref())?;
-        if let Some(cause) = skipped {
-            state.poison(run, number, .., &cause);
+        let point = self.enqueue_in(state, run, number, &points, None, skipped.as_ref())?;
+        if let Some(cause) = &skipped {
+            state.poison(run, number, .., cause);
         }
-        Ok(())
+        Ok((point, skipped.is_some()))
     }
 
     /// Settles failures while a run is being handed over.
@@ -189,7 +204,7 @@ impl Domain {
     /// Everything that a segment comes after: earlier segments of its run, and others that use its bytes.
     pub(crate) fn points_before(&self, state: &mut State, run: &Run, segment: &PlannedSegment) -> Points {
         let mut points = Points::new();
-        {
+        if !segment.after.is_empty() {
             let own = run.state();
             for &before in &segment.after {
                 add_point(&mut points, own.segments[before as usize].point);
@@ -212,13 +227,16 @@ impl Domain {
         points: &Points,
         line: Option<u32>,
         skipped: Option<&Arc<NodeFailure>>,
-    ) -> Result<(), RunError> {
+    ) -> Result<Point, RunError> {
         let segment = &run.plan.segments[number];
-        let mut after: Points =
-            points.iter().copied().filter(|point| !state.line(*point).is_known_past(point.value)).collect();
+        let mut after = Points::from_slice(points);
+        after.retain(|point| !state.line(*point).is_known_past(point.value));
         let line = match (line, segment.place) {
             (Some(line), _) => line,
-            (None, NodePlace::Device { device, lane }) => self.lane_for(state, device, lane, &mut after),
+            (None, NodePlace::Device { device, lane }) => {
+                let before = run.lines_before.get(number).copied();
+                self.lane_for(state, (device, lane), before, &mut after)
+            }
             (None, NodePlace::Host) => {
                 after.retain(|point| !state.line(*point).is_past(point.value));
                 self.task_line(state)?
@@ -228,13 +246,13 @@ impl Domain {
         let moments = self.tracer.is_active().then(Arc::<Moments>::default);
         let target = &mut state.lines[line as usize];
         let point = Point { line, value: target.assigned + 1 };
-        let signal = SemaphorePoint::new(&target.semaphore, point.value);
+        let signals = [SemaphorePoint::new(&target.semaphore, point.value)];
         let work = if skipped.is_some() { &SegmentWork::Mark } else { &run.work[number] };
         match (&target.kind, work) {
             (LineKind::Lane { queue, device }, work) => {
                 let device = self.devices[*device as usize].id;
                 let is_late = moments.is_none() && run.is_in_no_hurry(segment.place, work);
-                let taken = give(queue.as_ref(), work, &waits, signal, is_late);
+                let taken = give(queue.as_ref(), given(run, work), &waits, &signals, is_late);
                 taken.map_err(|error| match error {
                     SubmitError::QueueFull { .. } => RunError::Busy { reason: BusyReason::Queue { device } },
                     error => error.into(),
@@ -244,12 +262,12 @@ impl Domain {
             (LineKind::Task, SegmentWork::Task(task)) => {
                 let name = run.plan.name_of(number);
                 let work = (task.clone(), name, moments.clone());
-                Job::start(&self.workers, work, waits, signal, Some(run));
+                Job::start(&self.workers, work, waits, signals[0].clone(), Some(run));
                 state.counts.tasks += 1;
             }
             (LineKind::Task, SegmentWork::Mark) => {
                 let work = (OwnedTask::nothing(), run.plan.name_of(number), None);
-                Job::start(&self.workers, work, waits, signal, None);
+                Job::start(&self.workers, work, waits, signals[0].clone(), None);
             }
             (LineKind::Task | LineKind::Guest { .. }, _) => {
                 return Err(RunError::from(SubmitError::Invalid {
@@ -257,11 +275,10 @@ impl Domain {
                 }));
             }
         }
-        let target = &mut state.lines[line as usize];
-        target.assigned = point.value;
-        let semaphore = Arc::clone(&target.semaphore);
+        state.lines[line as usize].assigned = point.value;
         state.counts.nodes += segment.nodes.len() as u64;
-        let after = points.iter().copied().filter(|point| after.contains(point)).collect();
+        let after = SmallVec::from_slice(&after);
+        let [SemaphorePoint { semaphore, .. }] = signals;
         if let Some(moments) = moments.as_ref().filter(|_| segment.place != NodePlace::Host) {
             semaphore.wake_when(point.value, Waker::from(Arc::clone(moments)));
         }
@@ -272,12 +289,19 @@ impl Domain {
             Some(known) => *known = placed,
             None => own.segments.push(placed),
         }
-        Ok(())
+        Ok(point)
     }
 
     /// The lane to go on in: one of its device that it waits for, if there is one, since a queue is in order by itself;
-    /// else the next in turn. Points that turn out to be past are taken out.
-    pub(crate) fn lane_for(&self, state: &mut State, device: u32, lane: u32, after: &mut Points) -> u32 {
+    /// else the one it was in `before`, if nothing is there, since a device begins a graph sooner where it was; else the
+    /// next in turn. Points that turn out to be past are taken out.
+    pub(crate) fn lane_for(
+        &self,
+        state: &mut State,
+        (device, lane): (u32, u32),
+        before: Option<u32>,
+        after: &mut Points,
+    ) -> u32 {
         let lanes = u32::try_from(self.config.lanes).unwrap_or(u32::MAX);
         let first = device * lanes;
         let own = first..first + lanes;
@@ -288,8 +312,15 @@ impl Domain {
             after.retain(|point| !state.line(*point).is_past(point.value));
         }
         let behind = after.iter().rev().find(|point| own.contains(&point.line));
-        match behind {
-            Some(point) => point.line,
+        let is_idle = |line: &u32| {
+            let line = &state.lines[*line as usize];
+            line.is_known_past(line.assigned)
+        };
+        match behind
+            .map(|point| point.line)
+            .or_else(|| before.filter(|line| own.contains(line) && is_idle(line)))
+        {
+            Some(line) => line,
             None => {
                 state.turn = state.turn.wrapping_add(1);
                 first + u32::try_from(state.turn % self.config.lanes).unwrap_or(0)
@@ -308,44 +339,55 @@ impl Domain {
 }
 
 impl State {
-    /// Takes the oldest runs off the list of whom it is known that they have ended. Asks no device.
-    fn forget_known(&mut self) {
-        while self.in_flight.front().is_some_and(|run| run.outcome().is_some()) {
-            self.forget_front();
-        }
-    }
-
     /// Takes a run off the list that is to be used again, if it is the oldest and known to have ended. Whoever asks holds
     /// it, so that nothing is dropped here.
     fn forget_spare(&mut self, spare: Option<&Arc<Run>>) {
         let oldest = self.in_flight.front().zip(spare);
-        if oldest.is_some_and(|(oldest, spare)| Arc::ptr_eq(oldest, spare) && oldest.outcome().is_some()) {
-            let Self { in_flight, free_tasks, free_guests, lines, counts, .. } = self;
-            if let Some(run) = in_flight.pop_front() {
-                end(&run, (free_tasks, free_guests), lines, counts);
-            }
+        if oldest.is_some_and(|(oldest, spare)| Arc::ptr_eq(oldest, spare) && oldest.has_outcome())
+            && let Some(run) = self.in_flight.pop_front()
+        {
+            self.end(&run);
         }
     }
 
     fn forget_front(&mut self) {
-        let Self { in_flight, free_tasks, free_guests, lines, counts, .. } = self;
-        if let Some(run) = in_flight.pop_front() {
-            end(&run, (free_tasks, free_guests), lines, counts);
+        if let Some(run) = self.in_flight.pop_front() {
+            self.end(&run);
             // What programs own goes with it.
             drop_later(run);
         }
     }
 
+    /// Notes that a run has ended: its tasks' lines are free, and those of its marks.
+    fn end(&mut self, run: &Run) {
+        let state = run.state();
+        match state.outcome {
+            Some(Ok(())) => self.counts.completions += 1,
+            _ => self.counts.failures += 1,
+        }
+        for segment in &state.segments {
+            let number = segment.point.line;
+            let line = &mut self.lines[number as usize];
+            line.reached = line.reached.max(segment.point.value);
+            match line.kind {
+                LineKind::Task => self.free_tasks.push(number),
+                LineKind::Guest { device } => self.free_guests.entry(device).or_default().push(number),
+                LineKind::Lane { .. } => {}
+            }
+        }
+    }
+
     /// What holds bytes that a plan uses.
     pub(crate) fn holder(&mut self, plan: &Plan) -> Option<BusyReason> {
+        if !self.memories.has_leases() {
+            return None;
+        }
         let mut uses = plan.segments.iter().flat_map(|segment| &segment.uses);
         uses.find_map(|(bytes, usage)| self.memories.at(bytes.memory).holder(&bytes.range, *usage))
     }
 
     /// Notes a segment at the memories it uses.
-    pub(crate) fn note(&mut self, run: &Run, number: usize) {
-        let own = run.state().segments.last().map(|own| (own.point, own.skipped.is_some()));
-        let Some((point, is_skipped)) = own else { return };
+    pub(crate) fn note(&mut self, run: &Run, number: usize, point: Point, is_skipped: bool) {
         for (bytes, usage) in &run.plan.segments[number].uses {
             let memory = self.memories.at(bytes.memory);
             memory.users.add(bytes.range.clone(), *usage, point, &mut Unordered);
@@ -364,30 +406,6 @@ impl State {
     }
 }
 
-/// Notes that a run has ended: its tasks' lines are free, and those of its marks.
-fn end(
-    run: &Run,
-    (free_tasks, free_guests): (&mut Vec<u32>, &mut FxHashMap<u32, Vec<u32>>),
-    lines: &mut [Line],
-    counts: &mut Statistics,
-) {
-    let state = run.state();
-    match state.outcome {
-        Some(Ok(())) => counts.completions += 1,
-        _ => counts.failures += 1,
-    }
-    for segment in &state.segments {
-        let number = segment.point.line;
-        let line = &mut lines[number as usize];
-        line.reached = line.reached.max(segment.point.value);
-        match line.kind {
-            LineKind::Task => free_tasks.push(number),
-            LineKind::Guest { device } => free_guests.entry(device).or_default().push(number),
-            LineKind::Lane { .. } => {}
-        }
-    }
-}
-
 /// Whether a queue takes no more, because something in it failed.
 pub(crate) fn is_lane_failure(error: &RunError) -> bool {
     matches!(error, RunError::Submit(error) if matches!(**error, SubmitError::Failed(_)))
@@ -401,24 +419,38 @@ pub(crate) fn add_point(points: &mut Points, point: Point) {
     }
 }
 
+/// What a queue is given.
+enum Given<'a> {
+    Graph(&'a PreparedGraph),
+    Ops(&'a [Arc<GraphOp>]),
+    Nothing,
+    /// A task of the host, which no device does.
+    Task,
+}
+
+fn given<'a>(run: &'a Run, work: &'a SegmentWork) -> Given<'a> {
+    match (work, &run.plan.recorded.nodes[..]) {
+        (SegmentWork::Graph { graph, .. }, _) => Given::Graph(graph),
+        (SegmentWork::Ops(ops), _) => Given::Ops(ops),
+        (SegmentWork::Single, [Node { work: Work::Device(op), .. }]) => Given::Ops(std::slice::from_ref(op)),
+        (SegmentWork::Mark, _) => Given::Nothing,
+        (SegmentWork::Task(_) | SegmentWork::Single, _) => Given::Task,
+    }
+}
+
 /// Gives a queue the work of a segment, whose signal may be late.
 fn give(
     queue: &dyn Queue,
-    work: &SegmentWork,
+    work: Given<'_>,
     waits: &[SemaphorePoint],
-    signal: SemaphorePoint,
+    signals: &[SemaphorePoint],
     is_late: bool,
 ) -> Result<SubmissionId, SubmitError> {
-    let signals = [signal];
     match work {
-        SegmentWork::Graph { graph, .. } => {
-            queue.submit(&Submission { waits, ops: &[Op::Replay(graph)], signals: &signals })
-        }
-        SegmentWork::Ops(ops) => give_each(queue, ops, waits, &signals, is_late),
-        SegmentWork::Mark => queue.submit(&Submission { waits, ops: &[], signals: &signals }),
-        SegmentWork::Task(_) => {
-            Err(SubmitError::Invalid { reason: "a task of the host for a device".to_owned() })
-        }
+        Given::Graph(graph) => queue.submit(&Submission { waits, ops: &[Op::Replay(graph)], signals }),
+        Given::Ops(ops) => give_each(queue, ops, waits, signals, is_late),
+        Given::Nothing => queue.submit(&Submission { waits, ops: &[], signals }),
+        Given::Task => Err(SubmitError::Invalid { reason: "a task of the host for a device".to_owned() }),
     }
 }
 

@@ -142,6 +142,11 @@ impl Tracer {
         self.active.load(Ordering::Relaxed)
     }
 
+    /// The time, if somebody wants to know.
+    pub(crate) fn now(&self) -> Option<Instant> {
+        self.is_active().then(Instant::now)
+    }
+
     fn recording(&self) -> MutexGuard<'_, Option<Recording>> {
         // Only this module's own code runs under the lock.
         self.recording.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
@@ -200,16 +205,17 @@ impl Domain {
         }
         let mut recording = self.tracer.recording();
         // What was handed over before belongs to nobody's recording.
-        let Some(recording) = recording.as_mut().filter(|recording| run.submitted >= recording.began) else {
+        let Some((recording, submitted)) = recording.as_mut().zip(run.submitted) else { return };
+        if submitted < recording.began {
             return;
-        };
+        }
         let state = run.state();
         for (number, segment) in state.segments.iter().enumerate() {
             let planned = &run.plan.segments[number];
             let failed = !matches!(segment.status, Status::Done);
             let stamps = if failed { None } else { read_stamps(&run.work[number], planned.nodes.len()) };
             let noted = segment.moments.as_ref().and_then(|moments| moments.0.get().copied());
-            let observed = (run.submitted, noted.map_or_else(Instant::now, |(_, end)| end));
+            let observed = (submitted, noted.map_or_else(Instant::now, |(_, end)| end));
             for (index, &node) in planned.nodes.iter().enumerate() {
                 let times = match (&planned.place, &stamps, noted) {
                     (NodePlace::Device { device, .. }, Some(stamps), _) => {

@@ -116,8 +116,18 @@ fn key(point: &SemaphorePoint) -> (usize, u64) {
 
 impl Ledger {
     /// Forgets what has ended, well or not.
+    ///
+    /// Work goes on meanwhile. Something may end once it was looked at, and what comes behind it before that is looked at:
+    /// forgotten alone, that would leave nothing to tell what the one is ordered with. So all are looked at again until
+    /// none of them has ended; then whatever was before those that are forgotten is forgotten too.
     fn prune(&mut self) {
-        self.entries.retain(|entry| matches!(entry.ended.poll(), Ok(false)));
+        loop {
+            let before = self.entries.len();
+            self.entries.retain(|entry| matches!(entry.ended.poll(), Ok(false)));
+            if self.entries.len() == before {
+                return;
+            }
+        }
     }
 
     /// For each queue, the last entry that surely ends before something that waits for `points` starts.
@@ -260,4 +270,121 @@ impl Validating {
 
 fn same_point(a: &SemaphorePoint, b: &SemaphorePoint) -> bool {
     key(a) == key(b)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        sync::atomic::{AtomicU64, Ordering},
+        task::Waker,
+    };
+
+    use warpweft_core_types::{
+        Buffer, Deadline, DeviceUuid, Failure, HostMapping, MemoryKind, SignalError, WaitError,
+    };
+
+    use super::*;
+
+    const DEVICE: DeviceId = DeviceId { backend: "host", ordinal: 0, uuid: DeviceUuid::from_bytes([0; 16]) };
+
+    #[derive(Debug)]
+    struct Memory;
+
+    impl Buffer for Memory {
+        fn device(&self) -> DeviceId {
+            DEVICE
+        }
+
+        fn size(&self) -> u64 {
+            64
+        }
+
+        fn kind(&self) -> MemoryKind {
+            MemoryKind::Device
+        }
+
+        fn mapping(&self) -> Option<HostMapping<'_>> {
+            None
+        }
+    }
+
+    /// Tells its value, and raises itself and others just afterwards: time that goes by between two looks.
+    #[derive(Debug, Default)]
+    struct Scripted {
+        value: Arc<AtomicU64>,
+        raised_by_a_look: Vec<Arc<AtomicU64>>,
+    }
+
+    impl Semaphore for Scripted {
+        fn device(&self) -> DeviceId {
+            DEVICE
+        }
+
+        fn value(&self) -> u64 {
+            // Relaxed: one thread alone.
+            let value = self.value.load(Ordering::Relaxed);
+            self.raised_by_a_look.iter().for_each(|other| other.store(1, Ordering::Relaxed));
+            value
+        }
+
+        fn failure(&self) -> Option<Arc<Failure>> {
+            None
+        }
+
+        fn promise(&self, _value: u64) -> Result<u64, SignalError> {
+            Ok(0)
+        }
+
+        fn retract(&self, _value: u64, _before: u64) {}
+
+        fn signal(&self, value: u64) -> Result<(), SignalError> {
+            Err(SignalError::NotIncreasing { value, current: value })
+        }
+
+        fn fail(&self, _failure: Arc<Failure>) {}
+
+        fn wait(&self, value: u64, _deadline: Deadline) -> Result<(), WaitError> {
+            Err(WaitError::Timeout { awaited: value, reached: 0 })
+        }
+
+        fn wake_when(&self, _value: u64, waker: Waker) {
+            waker.wake();
+        }
+
+        fn forget(&self, _value: u64, _waker: &Waker) {}
+    }
+
+    /// The submission at `index` of a queue, which signals that of a semaphore with the queue's number.
+    fn entry(
+        (queue, index): (u32, u64),
+        ended: Scripted,
+        waits: &[(usize, u64)],
+        view: &BufferView,
+    ) -> Entry {
+        Entry {
+            queue: QueueId { device: DEVICE, number: queue },
+            index,
+            waits: waits.to_vec(),
+            signals: vec![(queue as usize, index)],
+            accesses: vec![Touched::new(view, Access::ReadWrite)],
+            ended: SemaphorePoint { semaphore: Arc::new(ended), value: 1 },
+        }
+    }
+
+    #[test]
+    fn what_ends_while_it_is_looked_for_takes_what_was_before_it_along() {
+        let [first, second] = <[Arc<AtomicU64>; 2]>::default();
+        let raised_by_a_look = vec![Arc::clone(&first), Arc::clone(&second)];
+        let view = BufferView::whole(Arc::new(Memory));
+        let mut ledger = Ledger::default();
+        ledger.entries.push(entry((0, 1), Scripted { value: first, raised_by_a_look }, &[], &view));
+        let second = Scripted { value: second, ..Scripted::default() };
+        ledger.entries.push(entry((1, 1), second, &[(0, 1)], &view));
+        // It is behind the second by its queue alone.
+        ledger.entries.push(entry((1, 2), Scripted::default(), &[], &view));
+        ledger.prune();
+        assert_eq!(ledger.entries.len(), 1);
+        let new = entry((2, 1), Scripted::default(), &[(1, 2)], &view);
+        ledger.check(&new).expect("it waits for the last, which is behind both others");
+    }
 }

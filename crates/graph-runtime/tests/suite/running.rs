@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use warpweft_core_types::{Bytes, Deadline, FillRegion, Op, QueueDesc, Submission};
+use warpweft_core_types::{BufferView, Bytes, Deadline, FillRegion, Op, QueueDesc, Submission};
 use warpweft_graph_runtime::{
     BusyReason, CompletionError, HostTask, MemoryPlacement, NodeDesc, RunError, RuntimeConfig, Usage,
 };
@@ -276,5 +276,42 @@ fn a_queue_of_the_programs_own_is_in_order_with_the_rest() -> Outcome {
         passed.wait(PATIENCE)?;
     }
     assert_eq!(rig.words(&buffer), [0x0202_0203, 0x0202_0203, 0x0101_0104, 0x0101_0104]);
+    Ok(())
+}
+
+#[test]
+fn commutative_operations_of_different_submissions_run_one_at_a_time() -> Outcome {
+    let rig = Rig::with(1, RuntimeConfig { workers: 2, ..RuntimeConfig::default() });
+    let operands = [(rig.memory(0, 16), Usage::Commutative)];
+    let gate = Gate::default();
+    let first = rig.runtime.task(&gate.task(), &operands)?;
+    let second = rig.runtime.task(&HostTask::new(|_| {}), &operands)?;
+    assert!(matches!(second.wait(Duration::from_millis(20)), Err(CompletionError::Timeout)));
+    gate.open();
+    second.wait(PATIENCE)?;
+    assert!(first.is_complete());
+    Ok(())
+}
+
+#[test]
+fn a_single_operation_that_has_ended_holds_nothing() -> Outcome {
+    let rig = Rig::new(1);
+    let (buffer, task_buffer) = (rig.memory(0, 16), rig.memory(0, 16));
+    let holders = |view: &BufferView| Arc::strong_count(view.buffer());
+    let before = [holders(&buffer), holders(&task_buffer)];
+    for _ in 0..3 {
+        rig.add(&buffer, 1, |desc| rig.runtime.run(desc.named("an addition")))?.wait(PATIENCE)?;
+        rig.runtime.task(&HostTask::new(|_| {}), &[(task_buffer.clone(), Usage::Read)])?.wait(PATIENCE)?;
+    }
+    // The runtime looks for what has ended, and devices let go of it a moment later.
+    let deadline = Deadline::within(PATIENCE);
+    while {
+        rig.runtime.statistics();
+        [holders(&buffer), holders(&task_buffer)]
+    } != before
+    {
+        assert!(!deadline.is_past(), "{} and {} of {before:?}", holders(&buffer), holders(&task_buffer));
+        std::thread::yield_now();
+    }
     Ok(())
 }

@@ -247,7 +247,7 @@ impl Call {
                 let Some((index, mut turn)) = active.pop_front() else { break };
                 let mut block =
                     Block { memory, arguments: &self.arguments, index, blocks, threads, turn: &mut turn };
-                if let Step::Again = (self.function.kernel.step)(&mut block)? {
+                if let Step::Again = self.function.kernel.step(&mut block)? {
                     active.push_back((index, turn));
                 }
             }

@@ -107,6 +107,11 @@ impl Kernel {
         }
     }
 
+    /// Whether it is of a library.
+    pub(crate) const fn is_foreign(&self) -> bool {
+        matches!(self.body, Body::Library(_))
+    }
+
     /// Gives a block a turn.
     pub(crate) fn step(&self, block: &mut Block<'_>) -> Result<Step, Code> {
         match self.body {

@@ -5,6 +5,9 @@
 #ifdef __CUDACC__
 #include <warpweft/resident.cuh>
 #endif
+#ifdef WARPWEFT_WARP
+#include WARPWEFT_WARP
+#endif
 #include "warpweft_executor.cuh"
 
 static WARPWEFT_FN uint64_t long_of(const warpweft_message &m) {
@@ -214,6 +217,22 @@ __device__ void warpweft_dispatch(uint32_t code, warpweft_context &cx, void *sta
     }
 }
 
-#ifndef __CUDACC__
+#ifdef WARPWEFT_WARP
+struct turn_of_warp {
+    const warpweft_turn *turn;
+    warpweft_share share;
+};
+
+static int32_t turn_of_thread(const void *argument) {
+    turn_of_warp *own = (turn_of_warp *)argument;
+    return warpweft_turn_of(own->turn, &own->share);
+}
+
+extern "C" int32_t warpweft_actors(const warpweft_turn *turn) {
+    turn_of_warp own;
+    own.turn = turn;
+    return run_warp(turn_of_thread, &own);
+}
+#elif !defined(__CUDACC__)
 WARPWEFT_LIBRARY
 #endif

@@ -14,6 +14,9 @@ use warpweft_k2k_router::{EXECUTOR_HEADER, ExecutorImage, LANES_HEADER, WIRE_HEA
 
 const SOURCE: &str = include_str!("../kernels/actors.cu");
 
+/// A warp for the CPU.
+const WARP: &str = include_str!("../kernels/warp.h");
+
 /// Handlers, by their numbers.
 const HANDLERS: [&str; 11] =
     ["echo", "tally", "source", "looping", "gate", "forward", "trap", "stream", "sink", "ping", "pong"];
@@ -34,6 +37,8 @@ pub fn executor_image() -> Arc<ExecutorImage> {
 }
 
 /// The same for the CPU, made by the system's C++ compiler beside the running program; in words why not, if not.
+///
+/// With `WARPWEFT_ACTORS=warps` in the environment each executor has 32 threads, as on a GPU, instead of one.
 pub(crate) fn library() -> Result<&'static Path, &'static str> {
     static LIBRARY: OnceLock<Result<PathBuf, String>> = OnceLock::new();
     let library = LIBRARY.get_or_init(|| build().map_err(|error| error.to_string()));
@@ -42,6 +47,8 @@ pub(crate) fn library() -> Result<&'static Path, &'static str> {
 
 fn build() -> io::Result<PathBuf> {
     let mut digest = DefaultHasher::new();
+    let is_warp = env::var_os("WARPWEFT_ACTORS").is_some_and(|what| what == "warps");
+    (is_warp, WARP).hash(&mut digest);
     [SOURCE, EXECUTOR_HEADER, LANES_HEADER, WIRE_HEADER].hash(&mut digest);
     let name = format!("actors-{:016x}", digest.finish());
     let program = env::current_exe()?;
@@ -53,24 +60,28 @@ fn build() -> io::Result<PathBuf> {
     // Several processes may be at it: each has a folder of its own, and the last to come is as good as the first.
     let scratch = folder.join(format!("{name}-{}", std::process::id()));
     fs::create_dir_all(&scratch)?;
-    let built = compile(&scratch).and_then(|made| fs::rename(made, &library));
+    let built = compile(&scratch, is_warp).and_then(|made| fs::rename(made, &library));
     fs::remove_dir_all(&scratch)?;
     built.map(|()| library)
 }
 
-fn compile(folder: &Path) -> io::Result<PathBuf> {
+fn compile(folder: &Path, is_warp: bool) -> io::Result<PathBuf> {
     for (name, text) in [
         ("actors.cpp", SOURCE),
         ("warpweft_executor.cuh", EXECUTOR_HEADER),
         ("warpweft_lanes.cuh", LANES_HEADER),
         ("warpweft_wire.h", WIRE_HEADER),
+        ("warp.h", WARP),
     ] {
         fs::write(folder.join(name), text)?;
     }
     let (source, made) = (folder.join("actors.cpp"), folder.join("actors.so"));
     let compiler = env::var("CXX").unwrap_or_else(|_| "c++".to_owned());
     let mut command = Command::new(&compiler);
-    command.args(["-std=c++17", "-O2", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", "-pthread"]);
+    command.args(["-std=c++17", "-O2", "-g", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", "-pthread"]);
+    if is_warp {
+        command.arg("-DWARPWEFT_WARP=\"warp.h\"");
+    }
     let output = command.arg(source).arg("-o").arg(&made).output()?;
     match output.status.success() {
         true => Ok(made),

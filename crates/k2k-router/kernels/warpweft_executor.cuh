@@ -22,10 +22,18 @@
 
 #ifdef __CUDACC__
 
+// Code that is there once, so that all of it stays near the processor.
+#define WARPWEFT_APART static __device__ __noinline__
+
 enum { WARPWEFT_THREADS = 32 };
 WARPWEFT_FN uint32_t warpweft_lane() { return threadIdx.x; }
 WARPWEFT_FN void warpweft_sync() { __syncwarp(); }
 WARPWEFT_FN uint32_t warpweft_ballot(bool is) { return __ballot_sync(0xffffffffu, is); }
+// What the first thread says, to all, along with everything that it stored before.
+WARPWEFT_FN uint32_t warpweft_first(uint32_t value) {
+    __syncwarp();
+    return __shfl_sync(0xffffffffu, value, 0);
+}
 WARPWEFT_FN uint64_t warpweft_now() {
     uint64_t now;
     asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now)::"memory");
@@ -39,11 +47,22 @@ WARPWEFT_FN void warpweft_fence() { __threadfence(); }
 #include <chrono>
 
 #define __device__
+#define WARPWEFT_APART inline
 
+#ifdef WARPWEFT_WARP
+// Whoever makes a warp of something else says what these do.
+enum { WARPWEFT_THREADS = 32 };
+uint32_t warpweft_lane();
+void warpweft_sync(int line = __builtin_LINE());
+uint32_t warpweft_ballot(bool is, int line = __builtin_LINE());
+uint32_t warpweft_first(uint32_t value, int line = __builtin_LINE());
+#else
 enum { WARPWEFT_THREADS = 1 };
 WARPWEFT_FN uint32_t warpweft_lane() { return 0; }
 WARPWEFT_FN void warpweft_sync() {}
 WARPWEFT_FN uint32_t warpweft_ballot(bool is) { return is; }
+WARPWEFT_FN uint32_t warpweft_first(uint32_t value) { return value; }
+#endif
 WARPWEFT_FN uint64_t warpweft_now() {
     auto now = std::chrono::steady_clock::now().time_since_epoch();
     return (uint64_t)std::chrono::duration_cast<std::chrono::nanoseconds>(now).count();
@@ -164,7 +183,7 @@ struct warpweft_share {
     uint8_t *device[WARPWEFT_DEVICES];
     uint8_t *host;
     uint32_t words[18]; // of the first lines
-    uint32_t action, count, total, spilled;
+    uint32_t count;
     warpweft_header header;
     const uint8_t *payload;
     uint64_t until;
@@ -378,7 +397,7 @@ WARPWEFT_FN warpweft_line *warpweft_host_lane(const warpweft_executor &x) {
 }
 
 // Tells the host something, with a header and without a payload. One thread does.
-WARPWEFT_FN void warpweft_tell(const warpweft_executor &x, uint32_t what, uint32_t a, uint32_t b,
+WARPWEFT_APART void warpweft_tell(const warpweft_executor &x, uint32_t what, uint32_t a, uint32_t b,
                                const warpweft_header &header) {
     if (!warpweft_host_takes(x, 1 + WARPWEFT_HEADER_LINES)) {
         x.own->letters_lost++;
@@ -765,48 +784,46 @@ WARPWEFT_FN void warpweft_carry_out(const warpweft_executor &x, uint32_t action)
 // Sends what a handler has left in the outbox.
 WARPWEFT_FN void warpweft_flush(const warpweft_executor &x, uint32_t count, uint32_t from, uint32_t from_slot) {
     for (uint32_t i = 0; i < count; i++) {
-        if (x.lane == 0) x.share->action = warpweft_post(x, x.share->records[i], from, from_slot);
-        warpweft_sync();
-        warpweft_carry_out(x, x.share->action);
+        uint32_t action = x.lane == 0 ? warpweft_post(x, x.share->records[i], from, from_slot) : 0;
+        warpweft_carry_out(x, warpweft_first(action));
     }
 }
 
 // Hands on the message of `share`, whose receiver is elsewhere.
 WARPWEFT_FN void warpweft_pass(const warpweft_executor &x) {
+    uint32_t action = WARPWEFT_NOTHING;
     if (x.lane == 0) {
         x.share->until = warpweft_until(x, x.share->header);
-        x.share->action = warpweft_send(x, x.share->count, 0);
+        action = warpweft_send(x, x.share->count, 0);
     }
-    warpweft_sync();
-    warpweft_carry_out(x, x.share->action);
+    warpweft_carry_out(x, warpweft_first(action));
 }
 
 // Tries again what found no room.
-WARPWEFT_FN void warpweft_unblock(const warpweft_executor &x) {
+WARPWEFT_APART void warpweft_unblock(const warpweft_executor &x) {
     warpweft_share *s = x.share;
     uint32_t before = 0, at = x.own->blocked.first;
     for (uint32_t tries = 0; at != 0 && tries < 4 * WARPWEFT_BATCH; tries++) {
         warpweft_piece *p = x.piece(at);
         uint32_t next = p->next;
+        uint32_t action = WARPWEFT_KEEP;
         warpweft_sync();
         if (x.lane == 0) {
             warpweft_output *out = x.output(p->target, p->header.priority);
             s->header = p->header;
-            s->action = WARPWEFT_KEEP;
             warpweft_entry entry = warpweft_find(x, p->header.destination);
             if (warpweft_now() >= p->until) {
                 warpweft_bury(x, p->header, WARPWEFT_EXPIRED);
-                s->action = WARPWEFT_NOTHING;
+                action = WARPWEFT_NOTHING;
             } else if (p->header.destination != 0 && entry.state != WARPWEFT_ALIVE) {
                 warpweft_bury(x, p->header, warpweft_why_gone(entry));
-                s->action = WARPWEFT_NOTHING;
+                action = WARPWEFT_NOTHING;
             } else if (out->full != x.own->round) {
-                if (warpweft_find_room(x, p->target)) s->action = WARPWEFT_PASS;
+                if (warpweft_find_room(x, p->target)) action = WARPWEFT_PASS;
                 else out->full = x.own->round;
             }
         }
-        warpweft_sync();
-        uint32_t action = s->action;
+        action = warpweft_first(action);
         if (action == WARPWEFT_PASS) {
             const uint8_t *payload = warpweft_together(x, at);
             if (x.lane == 0) s->payload = payload;
@@ -855,26 +872,25 @@ WARPWEFT_FN void warpweft_undefer(const warpweft_executor &x, warpweft_actor *a)
 }
 
 // Calls the handler of the actor at `share->slot` with the message of `share`. `held` is its memory, or 0 if it has none.
-WARPWEFT_FN void warpweft_serve(const warpweft_executor &x, uint32_t held) {
+WARPWEFT_APART void warpweft_serve(const warpweft_executor &x, uint32_t held) {
     warpweft_share *s = x.share;
     uint32_t slot = s->slot;
     warpweft_actor *a = x.actor(slot);
     warpweft_counter *beat = (warpweft_counter *)(x.base + x.config->beats) + x.index;
+    uint32_t action = WARPWEFT_SERVE;
     if (x.lane == 0) {
-        s->action = WARPWEFT_SERVE;
         if (s->until != 0 && warpweft_now() >= s->until) {
             warpweft_bury(x, s->header, WARPWEFT_EXPIRED);
             warpweft_count(x, slot, s->flags);
             warpweft_free(x, held);
-            s->action = WARPWEFT_NOTHING;
+            action = WARPWEFT_NOTHING;
         } else {
             warpweft_sample(x, s->header);
             x.own->handled++;
             warpweft_give(beat, (uint64_t)a->id << 32 | x.own->handled);
         }
     }
-    warpweft_sync();
-    if (s->action != WARPWEFT_SERVE) return;
+    if (warpweft_first(action) != WARPWEFT_SERVE) return;
     warpweft_message m = {s->header, s->payload};
     uint32_t threads = a->threads < WARPWEFT_THREADS ? a->threads : (uint32_t)WARPWEFT_THREADS, flags = s->flags;
     uint64_t until = s->until;
@@ -888,12 +904,11 @@ WARPWEFT_FN void warpweft_serve(const warpweft_executor &x, uint32_t held) {
     cx.deferred = false;
     warpweft_sync();
     if (x.lane < threads) warpweft_dispatch(a->code, cx, x.base + a->memory, m);
-    warpweft_sync();
+    bool deferred = warpweft_first(cx.deferred) != 0;
+    uint32_t count = warpweft_first(cx.count);
     if (x.lane == 0) {
         warpweft_give(beat, x.own->handled);
-        s->total = cx.count;
-        s->action = cx.deferred;
-        if (!cx.deferred) {
+        if (!deferred) {
             a->served++;
             x.own->served++;
             warpweft_count(x, slot, flags);
@@ -916,8 +931,6 @@ WARPWEFT_FN void warpweft_serve(const warpweft_executor &x, uint32_t held) {
         }
     }
     warpweft_sync();
-    bool deferred = s->action != 0;
-    uint32_t count = s->total;
     if (deferred && held == 0 && s->piece != 0) warpweft_into_pieces(x);
     warpweft_sync();
     if (x.lane == 0) {
@@ -933,13 +946,13 @@ WARPWEFT_FN void warpweft_serve(const warpweft_executor &x, uint32_t held) {
 WARPWEFT_FN bool warpweft_serve_waiting(const warpweft_executor &x, uint32_t slot) {
     warpweft_share *s = x.share;
     warpweft_actor *a = x.actor(slot);
+    uint32_t number = 0;
     if (x.lane == 0) {
-        s->piece = 0;
         bool may = a->state == WARPWEFT_SERVING && a->held == 0 && warpweft_host_takes(x, 2 * WARPWEFT_LETTERS);
-        for (uint32_t i = 0; may && s->piece == 0 && i < WARPWEFT_PRIORITIES; i++)
-            s->piece = warpweft_take_first(x, &a->waiting[i]);
-        if (s->piece != 0) {
-            warpweft_piece *p = x.piece(s->piece);
+        for (uint32_t i = 0; may && number == 0 && i < WARPWEFT_PRIORITIES; i++)
+            number = warpweft_take_first(x, &a->waiting[i]);
+        if (number != 0) {
+            warpweft_piece *p = x.piece(number);
             a->waits--;
             s->header = p->header;
             s->until = p->until;
@@ -947,8 +960,7 @@ WARPWEFT_FN bool warpweft_serve_waiting(const warpweft_executor &x, uint32_t slo
             s->slot = slot;
         }
     }
-    warpweft_sync();
-    uint32_t number = s->piece;
+    number = warpweft_first(number);
     if (number == 0) return false;
     const uint8_t *payload = warpweft_together(x, number);
     if (x.lane == 0) s->payload = payload;
@@ -985,7 +997,6 @@ WARPWEFT_FN bool warpweft_end_some(const warpweft_executor &x, uint32_t slot) {
 
 // Goes on with actors that have something to do beside what comes in.
 WARPWEFT_FN void warpweft_go_on(const warpweft_executor &x) {
-    warpweft_share *s = x.share;
     uint32_t last = x.own->busy.last;
     // Those that are busy now, each once.
     for (bool more = x.own->busy.first != 0; more;) {
@@ -993,16 +1004,16 @@ WARPWEFT_FN void warpweft_go_on(const warpweft_executor &x) {
         uint32_t slot = x.own->busy.first - 1;
         warpweft_actor *a = x.actor(slot);
         more = slot + 1 != last && a->next_busy != 0;
+        uint32_t state = a->state;
         warpweft_sync();
         if (x.lane == 0) {
             x.own->busy.first = a->next_busy;
             if (a->next_busy == 0) x.own->busy.last = 0;
             a->is_busy = 0;
-            s->action = a->state;
-            if (a->state == WARPWEFT_ENDING && !warpweft_end_some(x, slot)) warpweft_set_busy(x, slot);
+            if (state == WARPWEFT_ENDING && !warpweft_end_some(x, slot)) warpweft_set_busy(x, slot);
         }
         warpweft_sync();
-        if (s->action == WARPWEFT_SERVING) {
+        if (state == WARPWEFT_SERVING) {
             for (uint32_t i = 0; i < WARPWEFT_BATCH && warpweft_serve_waiting(x, slot); i++) {
             }
             if (x.lane == 0 && a->state == WARPWEFT_SERVING && a->waits > 0 && a->held == 0) warpweft_set_busy(x, slot);
@@ -1179,8 +1190,8 @@ WARPWEFT_FN bool warpweft_is_there(const warpweft_executor &x, uint32_t source, 
 WARPWEFT_FN void warpweft_orders(const warpweft_executor &x) {
     uint32_t source = (uint32_t)x.config->all;
     for (uint32_t i = 0; i < WARPWEFT_BATCH; i++) {
-        if (!warpweft_host_takes(x, 4 * WARPWEFT_TOLD + WARPWEFT_LETTERS)) break;
-        warpweft_sync();
+        // All threads go by what the first has seen.
+        if (!warpweft_first(x.lane == 0 && warpweft_host_takes(x, 4 * WARPWEFT_TOLD + WARPWEFT_LETTERS))) break;
         if (!warpweft_read(x, source, 0)) break;
         warpweft_obey(x);
         warpweft_sync();
@@ -1191,15 +1202,12 @@ WARPWEFT_FN void warpweft_orders(const warpweft_executor &x) {
 
 // Takes messages of one lane, a few.
 WARPWEFT_FN void warpweft_take_some(const warpweft_executor &x, uint32_t source, uint32_t of_class) {
-    warpweft_share *s = x.share;
     warpweft_input *in = x.input(source, of_class);
     for (uint32_t i = 0; i < WARPWEFT_BATCH; i++) {
-        if (!warpweft_has_pieces(x, WARPWEFT_RESERVE) || !warpweft_host_takes(x, 2 * WARPWEFT_LETTERS)) return;
-        warpweft_sync();
-        if (!warpweft_read(x, source, of_class)) return;
-        if (x.lane == 0) s->action = warpweft_receive(x, true);
-        warpweft_sync();
-        uint32_t action = s->action;
+        bool may = x.lane == 0 && warpweft_has_pieces(x, WARPWEFT_RESERVE);
+        may = may && warpweft_host_takes(x, 2 * WARPWEFT_LETTERS);
+        if (!warpweft_first(may) || !warpweft_read(x, source, of_class)) return;
+        uint32_t action = warpweft_first(x.lane == 0 ? warpweft_receive(x, true) : 0);
         if (action == WARPWEFT_SERVE) warpweft_serve(x, 0);
         else if (action == WARPWEFT_PASS) warpweft_pass(x);
         else if (action == WARPWEFT_KEEP) warpweft_into_pieces(x);
@@ -1283,7 +1291,8 @@ WARPWEFT_FN bool warpweft_bridge_pass(const warpweft_executor &x, uint32_t of_cl
         warpweft_header h = warpweft_unpack(s->words + 3);
         uint32_t to = s->words[0], total = 1 + warpweft_lines(h.length);
         if (to == (uint32_t)WARPWEFT_TO_BRIDGE) {
-            if (total > ORDER || count < total || !warpweft_host_takes(x, WARPWEFT_LETTERS)) return false;
+            if (total > ORDER || count < total) return false;
+            if (!warpweft_first(x.lane == 0 && warpweft_host_takes(x, WARPWEFT_LETTERS))) return false;
             if (x.lane == 0) {
                 warpweft_bridge_obey(x);
                 p->head = head + total;
@@ -1319,7 +1328,7 @@ WARPWEFT_FN bool warpweft_bridge_pass(const warpweft_executor &x, uint32_t of_cl
     return true;
 }
 
-WARPWEFT_FN void warpweft_bridge_round(const warpweft_executor &x) {
+WARPWEFT_APART void warpweft_bridge_round(const warpweft_executor &x) {
     for (uint32_t of_class = 0; of_class < WARPWEFT_CLASSES; of_class++) {
         bool more = true;
         for (uint32_t i = 0; more && i < 1024; i++) more = warpweft_bridge_pass(x, of_class);
@@ -1371,7 +1380,7 @@ WARPWEFT_FN void warpweft_round(const warpweft_executor &x) {
 
 #ifdef __CUDACC__
 
-extern "C" __global__ void __launch_bounds__(32)
+extern "C" __global__ void __launch_bounds__(32, 1)
     warpweft_actors(ww_slice slice, uint8_t *host, uint8_t *d0, uint8_t *d1, uint8_t *d2, uint8_t *d3, uint8_t *d4,
                     uint8_t *d5, uint8_t *d6, uint8_t *d7, uint32_t device) {
     __shared__ warpweft_share share;
@@ -1402,21 +1411,28 @@ struct warpweft_turn {
     uint64_t index, blocks, threads;
 };
 
-#define WARPWEFT_LIBRARY                                                                                               \
-    extern "C" int32_t warpweft_actors(const warpweft_turn *block) {                                                  \
-        warpweft_share share;                                                                                          \
-        uint8_t *host;                                                                                                 \
-        uint32_t device;                                                                                               \
-        std::memcpy(&host, block->arguments[1], sizeof host);                                                          \
-        for (uint32_t i = 0; i < WARPWEFT_DEVICES; i++)                                                                \
-            std::memcpy(&share.device[i], block->arguments[2 + i], sizeof(uint8_t *));                                 \
-        std::memcpy(&device, block->arguments[2 + WARPWEFT_DEVICES], sizeof device);                                   \
-        try {                                                                                                          \
-            warpweft_round(warpweft_begin(&share, host, device, (uint32_t)block->index));                              \
-        } catch (...) {                                                                                                \
-            return -1;                                                                                                 \
-        }                                                                                                              \
-        return 0;                                                                                                      \
+WARPWEFT_FN int32_t warpweft_turn_of(const warpweft_turn *turn, warpweft_share *share) {
+    uint8_t *host;
+    uint32_t device;
+    memcpy(&host, turn->arguments[1], sizeof host);
+    for (uint32_t i = 0; i < WARPWEFT_DEVICES; i++) memcpy(&share->device[i], turn->arguments[2 + i], sizeof(uint8_t *));
+    memcpy(&device, turn->arguments[2 + WARPWEFT_DEVICES], sizeof device);
+    try {
+        warpweft_round(warpweft_begin(share, host, device, (uint32_t)turn->index));
+    } catch (...) {
+        return -1;
     }
+    return 0;
+}
+
+#ifdef WARPWEFT_WARP
+#define WARPWEFT_LIBRARY
+#else
+#define WARPWEFT_LIBRARY                                                                                               \
+    extern "C" int32_t warpweft_actors(const warpweft_turn *turn) {                                                    \
+        warpweft_share share;                                                                                          \
+        return warpweft_turn_of(turn, &share);                                                                         \
+    }
+#endif
 
 #endif

@@ -39,7 +39,11 @@ pub fn executor_image() -> Arc<ExecutorImage> {
 /// The same for the CPU, made by the system's C++ compiler beside the running program; in words why not, if not.
 ///
 /// With `WARPWEFT_ACTORS=warps` in the environment each executor has 32 threads, as on a GPU, instead of one.
-pub(crate) fn library() -> Result<&'static Path, &'static str> {
+///
+/// # Errors
+///
+/// The compiler's words, or the system's.
+pub fn actors_library() -> Result<&'static Path, &'static str> {
     static LIBRARY: OnceLock<Result<PathBuf, String>> = OnceLock::new();
     let library = LIBRARY.get_or_init(|| build().map_err(|error| error.to_string()));
     library.as_deref().map_err(String::as_str)

@@ -21,5 +21,5 @@ mod harness;
 mod kernels;
 mod providers;
 
-pub use actors::executor_image;
+pub use actors::{actors_library, executor_image};
 pub use harness::{main, run_suite, uncovered_methods};

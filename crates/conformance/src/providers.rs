@@ -159,7 +159,7 @@ fn stand_ins(devices: u8) -> Result<Arc<dyn Backend>, OpenError> {
     };
     let driver = StandIn::load().map_err(missing)?.with("devices", &devices.to_string());
     // Without a C++ compiler there are no actors.
-    let driver = match actors::library() {
+    let driver = match actors::actors_library() {
         Ok(library) => driver.with("library", &library.display().to_string()),
         Err(_) => driver,
     };

@@ -201,6 +201,8 @@ fn stream(
 ) -> Result<ActorRef, Failed> {
     let sink = system.spawn(&spec("sink", SINK), to)?;
     sink.send(2, &bytes(&[seed]), within())?;
+    // What the stream sends comes by another lane, and may come before what was sent before.
+    assert_eq!(asked(&sink)?[0], 0);
     let stream = system.spawn(&spec("stream", STREAM), from)?;
     stream.send(2, &bytes(&[sink.id().0, count, seed, 8]), within())?;
     stream.send(0, &[], within())?;

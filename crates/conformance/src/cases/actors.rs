@@ -58,7 +58,7 @@ pub(super) fn run_actors(cx: &Context) -> Result<(), &'static str> {
     // A stand-in is known by what it calls its driver; its actors are a library of the CPU's.
     let is_stand_in = |at: usize| is_cuda(cx, at) && cx.infos[at].name.to_lowercase().contains("stand-in");
     match positions(cx).any(is_stand_in) {
-        true => actors::library().map(|_| ()),
+        true => actors::actors_library().map(|_| ()),
         false => Ok(()),
     }
 }

@@ -7,8 +7,9 @@
 // It is called by one thread, or by all 32 of the warp where its actor says so; all of them make the same calls of `cx`
 // then. It never waits: what it sends goes to an outbox, which the warp empties when the handler has returned.
 //
-// Block 0 of a device is the bridge: it alone reads memory of the host, hands on what the host sends, and writes the
-// table of actors. The others are executors. Whatever an executor remembers lies in device memory that nobody else
+// One block of a device is the bridge: it alone looks for what the host sends, hands that on, and writes the table of
+// actors. It has a launch of its own, since a handler that loops keeps all blocks of its launch from their next slice.
+// The others are executors, some of them in each launch. Whatever an executor remembers lies in device memory that nobody else
 // touches, so that a slice may end between any two rounds and another kernel go on. Nothing here waits: a round does what
 // can be done now and returns.
 //
@@ -1350,13 +1351,14 @@ WARPWEFT_APART void warpweft_bridge_round(const warpweft_executor &x) {
 
 // ---- Rounds
 
-WARPWEFT_FN warpweft_executor warpweft_begin(warpweft_share *share, uint8_t *host, uint32_t device, uint32_t block) {
+// The executor with this index; the bridge comes behind the last.
+WARPWEFT_FN warpweft_executor warpweft_begin(warpweft_share *share, uint8_t *host, uint32_t device, uint32_t index) {
     warpweft_executor x;
     x.share = share;
     x.host = host;
     x.base = share->device[device];
     x.config = (const warpweft_config *)x.base;
-    x.index = block == 0 ? (uint32_t)x.config->executors : block - 1;
+    x.index = index;
     x.number = (uint32_t)x.config->first + x.index;
     x.mine = x.base + x.config->own + x.config->own_stride * x.index;
     x.own = (warpweft_own *)x.mine;
@@ -1382,7 +1384,7 @@ WARPWEFT_FN void warpweft_round(const warpweft_executor &x) {
 
 extern "C" __global__ void __launch_bounds__(32, 1)
     warpweft_actors(ww_slice slice, uint8_t *host, uint8_t *d0, uint8_t *d1, uint8_t *d2, uint8_t *d3, uint8_t *d4,
-                    uint8_t *d5, uint8_t *d6, uint8_t *d7, uint32_t device) {
+                    uint8_t *d5, uint8_t *d6, uint8_t *d7, uint32_t device, uint32_t first) {
     __shared__ warpweft_share share;
     ww_turn turn;
     bool leaves = false;
@@ -1393,7 +1395,7 @@ extern "C" __global__ void __launch_bounds__(32, 1)
         leaves = !ww_begin(slice, turn);
     }
     warpweft_sync();
-    warpweft_executor x = warpweft_begin(&share, host, device, blockIdx.x);
+    warpweft_executor x = warpweft_begin(&share, host, device, first + blockIdx.x);
     while (warpweft_ballot(leaves) == 0) {
         warpweft_round(x);
         warpweft_sync();
@@ -1413,12 +1415,13 @@ struct warpweft_turn {
 
 WARPWEFT_FN int32_t warpweft_turn_of(const warpweft_turn *turn, warpweft_share *share) {
     uint8_t *host;
-    uint32_t device;
+    uint32_t device, first;
     memcpy(&host, turn->arguments[1], sizeof host);
     for (uint32_t i = 0; i < WARPWEFT_DEVICES; i++) memcpy(&share->device[i], turn->arguments[2 + i], sizeof(uint8_t *));
     memcpy(&device, turn->arguments[2 + WARPWEFT_DEVICES], sizeof device);
+    memcpy(&first, turn->arguments[3 + WARPWEFT_DEVICES], sizeof first);
     try {
-        warpweft_round(warpweft_begin(share, host, device, (uint32_t)turn->index));
+        warpweft_round(warpweft_begin(share, host, device, first + (uint32_t)turn->index));
     } catch (...) {
         return -1;
     }

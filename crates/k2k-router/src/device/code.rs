@@ -91,7 +91,7 @@ impl Codes {
     pub(crate) fn kernel(&self) -> KernelCode {
         let memory = || Param::read_write(256).aligned(256);
         let params: Vec<Param> =
-            std::iter::repeat_with(memory).take(1 + DEVICES).chain([Param::scalar::<u32>()]).collect();
+            std::iter::repeat_with(memory).take(1 + DEVICES).chain([Param::scalar::<u32>(); 2]).collect();
         let contract = KernelContract::new(NAME, params).resident().with_workgroup_size([THREADS, 1, 1]);
         let form = self.image.as_ref().map_or_else(
             || ForeignCode::Source { format: CodeFormat::CudaC, text: self.source() },

@@ -3,6 +3,7 @@
 use std::{
     collections::VecDeque,
     fmt,
+    ops::Range,
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError, Weak,
         atomic::{AtomicBool, Ordering},
@@ -51,6 +52,10 @@ const BATCH: usize = 64;
 
 /// How often the device's clock is compared with the host's.
 const CLOCK_EVERY: Duration = Duration::from_secs(1);
+
+/// Launches that the executors of a device are shared out among. A handler that loops keeps those of its own from their
+/// next slice and no others; each takes a multiprocessor and a thread of the host.
+const GROUPS: u32 = 8;
 
 /// How long a kernel is waited for that makes room for its successor.
 const HANDOVER: Duration = Duration::from_secs(10);
@@ -105,7 +110,8 @@ pub(crate) struct Link {
 struct Machine {
     codes: Codes,
     kernel: Option<Arc<dyn Kernel>>,
-    resident: Option<Arc<dyn Resident>>,
+    bridge: Option<Arc<dyn Resident>>,
+    executors: Vec<Arc<dyn Resident>>,
 }
 
 /// What the thread and those who help it share.
@@ -317,7 +323,7 @@ impl Link {
     pub(crate) fn has_failed(&self) -> bool {
         let failed = |resident: &Arc<dyn Resident>| resident.state() == ResidentState::Failed;
         // Whoever holds the lock exchanges the kernel.
-        self.machine.try_lock().is_ok_and(|machine| machine.resident.as_ref().is_some_and(failed))
+        self.machine.try_lock().is_ok_and(|machine| machine.all().any(failed))
     }
 
     /// Nothing more comes from the device.
@@ -328,18 +334,20 @@ impl Link {
         state.orders.clear();
     }
 
-    /// Ends the kernel.
+    /// Ends the kernels.
     pub(crate) fn stop(&self, deadline: Deadline) -> Result<(), ActorError> {
-        let resident = self.machine().resident.take();
         self.is_running.store(false, Ordering::Relaxed);
-        Ok(resident.map_or(Ok(()), |resident| resident.stop(deadline))?)
+        let machine = std::mem::take(&mut *self.machine());
+        // All of them, whatever becomes of one.
+        let stopped: Vec<_> = machine.all().map(|resident| resident.stop(deadline)).collect();
+        stopped.into_iter().try_for_each(|stopped| Ok(stopped?))
     }
 
-    /// Asks the kernel to end, and does not wait.
+    /// Asks the kernels to end, and does not wait.
     pub(crate) fn abandon(&self) {
         self.is_running.store(false, Ordering::Relaxed);
-        // Dropping it asks it to stop.
-        self.machine().resident = None;
+        // Dropping them asks them to stop.
+        *self.machine() = Machine::default();
     }
 
     /// How far the device's clock may be from the host's, if they were compared.
@@ -431,65 +439,89 @@ impl Link {
     /// Has another kernel go on where the one before stops, at a message boundary.
     fn exchange(&self, machine: &mut Machine, kernel: &Arc<dyn Kernel>) -> Result<(), ActorError> {
         let deadline = Deadline::within(HANDOVER);
-        if let Some(resident) = &machine.resident {
-            // A handler that does not return keeps its kernel.
-            resident.park(deadline)?;
-            resident.stop(deadline)?;
+        park_all(&machine.executors, deadline)?;
+        let before = std::mem::take(&mut machine.executors);
+        before.iter().try_for_each(|resident| resident.stop(deadline))?;
+        let launched = self.launch_all(machine, kernel, deadline);
+        if launched.is_err() {
+            // What was there before goes on, if there was something.
+            self.is_running.store(false, Ordering::Relaxed);
+            let Some(kernel) = machine.kernel.clone() else { return launched };
+            self.launch_all(machine, &kernel, deadline)?;
+        } else {
+            machine.kernel = Some(Arc::clone(kernel));
         }
-        let before = machine.resident.take();
-        match self.launch(kernel, deadline) {
-            Ok(resident) => {
-                (machine.resident, machine.kernel) = (Some(resident), Some(Arc::clone(kernel)));
-                self.is_running.store(true, Ordering::Relaxed);
-                self.wake();
-                Ok(())
-            }
-            Err(error) => {
-                drop(before);
-                self.is_running.store(false, Ordering::Relaxed);
-                if let Some(kernel) = machine.kernel.clone() {
-                    machine.resident = Some(self.launch(&kernel, deadline)?);
-                    self.is_running.store(true, Ordering::Relaxed);
-                }
-                Err(error)
-            }
-        }
+        self.is_running.store(true, Ordering::Relaxed);
+        self.wake();
+        launched
     }
 
-    fn launch(&self, kernel: &Arc<dyn Kernel>, deadline: Deadline) -> Result<Arc<dyn Resident>, ActorError> {
+    /// Launches the bridge, unless it runs, and the executors by groups.
+    fn launch_all(
+        &self,
+        machine: &mut Machine,
+        kernel: &Arc<dyn Kernel>,
+        deadline: Deadline,
+    ) -> Result<(), ActorError> {
+        let waits = machine.kernel.is_some();
+        let all = self.layout.executors;
+        if machine.bridge.is_none() {
+            machine.bridge = Some(self.launch(kernel, all..all + 1, waits, deadline)?);
+        }
+        let each = all.div_ceil(GROUPS);
+        let groups = (0..all).step_by(each as usize).map(|first| first..all.min(first + each));
+        // Those that were launched end when they are dropped.
+        let launched = groups.map(|group| self.launch(kernel, group, waits, deadline));
+        machine.executors = launched.collect::<Result<_, _>>()?;
+        Ok(())
+    }
+
+    fn launch(
+        &self,
+        kernel: &Arc<dyn Kernel>,
+        executors: Range<u32>,
+        waits: bool,
+        deadline: Deadline,
+    ) -> Result<Arc<dyn Resident>, ActorError> {
         let id = self.device.info().id;
         let residents = self.device.residents();
         let residents =
             residents.ok_or(ActorError::Unsupported { device: id, reason: "it has no resident kernels" })?;
-        let nobody = |at: usize| {
-            let begin = self.layout.nobody + at as u64 * 256;
-            self.memory.device.slice(begin..begin + 256)
-        };
-        // Its own memory ends where that of nobody begins.
-        let own = self.memory.device.slice(0..self.layout.nobody);
-        let views = (0..DEVICES).map(|at| match self.peers.get().and_then(|peers| peers.get(at)) {
-            Some(Some(_)) if at == self.ordinal => own.clone(),
-            Some(Some(view)) => Ok(view.clone()),
-            _ => nobody(at),
-        });
-        let views = views.collect::<Result<Vec<_>, _>>();
-        let views = views.map_err(|error| ActorError::Invalid { reason: error.to_string() })?;
+        let views = self.views()?;
         let (host, ordinal) = (self.memory.host.view(), u32::try_from(self.ordinal).unwrap_or(u32::MAX));
-        let ordinal = ordinal.to_le_bytes();
-        let args: Vec<Arg<'_>> =
-            [&host].into_iter().chain(&views).map(Arg::Buffer).chain([Arg::Scalar(&ordinal)]).collect();
-        let launch = Launch::new(kernel, [self.layout.executors + 1, 1, 1], &args)?;
-        let is_first = !self.is_running();
+        let scalars = [ordinal.to_le_bytes(), executors.start.to_le_bytes()];
+        let args: Vec<Arg<'_>> = [&host]
+            .into_iter()
+            .chain(&views)
+            .map(Arg::Buffer)
+            .chain(scalars.iter().map(|scalar| Arg::Scalar(scalar)))
+            .collect();
+        let count = executors.end - executors.start;
+        let launch = Launch::new(kernel, [count, 1, 1], &args)?;
         loop {
             match residents.launch(&ResidentDesc::new(launch)) {
                 Ok(resident) => return Ok(resident),
                 // The one before gives its processors back a moment after it has stopped.
-                Err(ResidentError::OverBudget { .. }) if !is_first && !deadline.is_past() => {
-                    thread::yield_now()
-                }
+                Err(ResidentError::OverBudget { .. }) if waits && !deadline.is_past() => thread::yield_now(),
                 Err(error) => return Err(error.into()),
             }
         }
+    }
+
+    /// The memory of all devices, by ordinal, with some of nobody's where this one reaches none.
+    fn views(&self) -> Result<Vec<BufferView>, ActorError> {
+        let nobody = |at: usize| {
+            let begin = self.layout.nobody + at as u64 * 256;
+            self.memory.device.slice(begin..begin + 256)
+        };
+        let views = (0..DEVICES).map(|at| match self.peers.get().and_then(|peers| peers.get(at)) {
+            // Its own memory ends where that of nobody begins.
+            Some(Some(own)) if at == self.ordinal => own.slice(0..self.layout.nobody),
+            Some(Some(view)) => Ok(view.clone()),
+            _ => nobody(at),
+        });
+        let views = views.collect::<Result<_, _>>();
+        views.map_err(|error| ActorError::Invalid { reason: error.to_string() })
     }
 
     // ---- What the thread does
@@ -797,6 +829,26 @@ impl Link {
             side.counters.took(from, nanos);
         }
     }
+}
+
+impl Machine {
+    fn all(&self) -> impl Iterator<Item = &Arc<dyn Resident>> {
+        self.executors.iter().chain(&self.bridge)
+    }
+}
+
+/// Parks all or none: a handler that does not return keeps its kernel, and the others go on.
+fn park_all(residents: &[Arc<dyn Resident>], deadline: Deadline) -> Result<(), ActorError> {
+    for (at, resident) in residents.iter().enumerate() {
+        if let Err(error) = resident.park(deadline) {
+            for parked in &residents[..at] {
+                // One that cannot go on has failed, which is found out by whoever watches.
+                let _failed = parked.resume();
+            }
+            return Err(error.into());
+        }
+    }
+    Ok(())
 }
 
 impl State {

@@ -1219,18 +1219,28 @@ WARPWEFT_FN void warpweft_take_some(const warpweft_executor &x, uint32_t source,
     }
 }
 
-// Takes messages of all lanes, the urgent first: the threads look at a lane each.
+// Takes orders and messages of all lanes, the urgent first: the threads look at a source each, and at all of its lanes at
+// once, since a look takes far longer than what is done with it.
 WARPWEFT_FN void warpweft_take(const warpweft_executor &x) {
-    uint32_t sources = (uint32_t)x.config->all + 1, count = sources * WARPWEFT_PRIORITIES;
-    for (uint32_t base = 0; base < count; base += WARPWEFT_THREADS) {
-        uint32_t mine = base + x.lane, source = mine % sources, of_class = 1 + mine / sources;
-        bool is = mine < count && source != x.number && warpweft_is_there(x, source, of_class);
-        if (mine < count && source != x.number && !is) warpweft_return(x, source, of_class);
-        for (uint32_t ready = warpweft_ballot(is), bit = 0; ready >> bit != 0; bit++) {
-            if (!(ready >> bit & 1)) continue;
-            uint32_t at = base + bit;
-            warpweft_take_some(x, at % sources, 1 + at / sources);
-            if (bit == 31) break;
+    uint32_t host = (uint32_t)x.config->all;
+    for (uint32_t base = 0; base <= host; base += WARPWEFT_THREADS) {
+        uint32_t source = base + x.lane, there = 0;
+        bool is_source = source <= host && source != x.number;
+#ifdef __CUDACC__
+#pragma unroll
+#endif
+        for (uint32_t of_class = 0; of_class < WARPWEFT_CLASSES; of_class++)
+            if (is_source && (of_class > 0 || source == host) && warpweft_is_there(x, source, of_class))
+                there |= 1u << of_class;
+        for (uint32_t of_class = 1; of_class < WARPWEFT_CLASSES; of_class++)
+            if (is_source && !(there >> of_class & 1)) warpweft_return(x, source, of_class);
+        for (uint32_t of_class = 0; of_class < WARPWEFT_CLASSES; of_class++) {
+            uint32_t ready = warpweft_ballot(there >> of_class & 1);
+            for (uint32_t bit = 0; bit < WARPWEFT_THREADS && ready >> bit != 0; bit++) {
+                if (!(ready >> bit & 1)) continue;
+                if (of_class == 0) warpweft_orders(x);
+                else warpweft_take_some(x, base + bit, of_class);
+            }
         }
         warpweft_sync();
     }
@@ -1330,8 +1340,21 @@ WARPWEFT_FN bool warpweft_bridge_pass(const warpweft_executor &x, uint32_t of_cl
 }
 
 WARPWEFT_APART void warpweft_bridge_round(const warpweft_executor &x) {
+    uint32_t shift = (uint32_t)x.config->host_shift, ready = 0;
+    // One look at all classes: memory of the host is far away.
+    for (uint32_t base = 0; base < WARPWEFT_CLASSES; base += WARPWEFT_THREADS) {
+        uint32_t of_class = base + x.lane;
+        bool is = false;
+        if (of_class < WARPWEFT_CLASSES) {
+            const warpweft_line *lines = (const warpweft_line *)(x.host + x.config->host_rings);
+            uint64_t head = warpweft_passing_of(x, of_class)->head;
+            uint64_t at = ((uint64_t)of_class << shift) + (head & ((1ull << shift) - 1));
+            is = warpweft_load(&lines[at]).w[3] == warpweft_stamp(head, shift);
+        }
+        ready |= warpweft_ballot(is) << base;
+    }
     for (uint32_t of_class = 0; of_class < WARPWEFT_CLASSES; of_class++) {
-        bool more = true;
+        bool more = ready >> of_class & 1;
         for (uint32_t i = 0; more && i < 1024; i++) more = warpweft_bridge_pass(x, of_class);
         warpweft_passing *p = warpweft_passing_of(x, of_class);
         if (x.lane == 0 && p->returned != p->head) {
@@ -1374,7 +1397,6 @@ WARPWEFT_FN void warpweft_round(const warpweft_executor &x) {
     }
     warpweft_sync();
     if (x.own->is_damaged) return;
-    if (warpweft_ballot(x.lane == 0 && warpweft_is_there(x, (uint32_t)x.config->all, 0)) != 0) warpweft_orders(x);
     if (x.own->blocked.first != 0) warpweft_unblock(x);
     warpweft_go_on(x);
     warpweft_take(x);

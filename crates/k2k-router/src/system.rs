@@ -48,6 +48,9 @@ const GRACE: Duration = Duration::from_millis(200);
 /// How long a device may take to set up its memory, or to take note of an actor.
 const PATIENCE: Duration = Duration::from_secs(10);
 
+/// Executors that are kernels: their numbers have 16 bits, of which the last few mean something else.
+const MOST_KERNELS: usize = 0xfff0;
+
 /// How a system is set up.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SystemConfig {
@@ -465,6 +468,10 @@ fn check(devices: &[Arc<dyn Device>], config: &SystemConfig) -> Result<(), Actor
         let reason = format!("{kernels} CUDA devices are more than the {DEVICES} of a system");
         return Err(ActorError::Invalid { reason });
     }
+    if kernels.saturating_mul(config.executors_per_device as usize) > MOST_KERNELS {
+        let reason = format!("executors of CUDA devices are {MOST_KERNELS} at most");
+        return Err(ActorError::Invalid { reason });
+    }
     if kernels > 0 && config.lane_lines <= HEADER_LINES {
         let reason = format!("a lane of {} lines holds no message of the host", config.lane_lines);
         return Err(ActorError::Invalid { reason });
@@ -510,13 +517,15 @@ fn connect(
 fn wire(shared: &Arc<Shared>, lines: usize) -> Result<(Vec<Option<Executor>>, Vec<HostLanes>), ActorError> {
     let count = shared.executors.len();
     let mut outputs: Vec<Vec<Option<Lanes>>> = (0..count).map(|_| Vec::new()).collect();
+    // A kernel makes its own.
+    let senders: Vec<usize> = (0..count).filter(|&at| shared.executors[at].number.is_none()).collect();
     let (mut inputs, mut host) = (Vec::new(), Vec::new());
     for to in &shared.executors {
         if let Some(link) = to.link() {
             host.push(HostLanes::Link(Arc::clone(&link)));
-            for (from, outputs) in shared.executors.iter().zip(&mut outputs) {
-                let is_straight = shared.ways.way(from.device, to.device) == Way::HostMediated;
-                outputs.push(is_straight.then(|| Lanes::Link(Arc::clone(&link))));
+            for &from in &senders {
+                let way = shared.ways.way(shared.executors[from].device, to.device);
+                outputs[from].push((way == Way::HostMediated).then(|| Lanes::Link(Arc::clone(&link))));
             }
             inputs.push(None);
             continue;
@@ -524,10 +533,11 @@ fn wire(shared: &Arc<Shared>, lines: usize) -> Result<(Vec<Option<Executor>>, Ve
         let (producers, consumers) = all_priorities(|| shared_lane(lines))?;
         let mut consumers = vec![consumers];
         host.push(HostLanes::Ring(producers));
-        for (from, outputs) in shared.executors.iter().zip(&mut outputs) {
+        for &at in &senders {
+            let from = &shared.executors[at];
             let way = shared.ways.way(from.device, to.device);
             let is_straight = matches!(way, Way::SameDevice | Way::Peer | Way::HostMediated);
-            outputs.push(if is_straight && from.number.is_none() && !std::ptr::eq(from, to) {
+            outputs[at].push(if is_straight && !std::ptr::eq(from, to) {
                 let (producers, more) = all_priorities(|| lane(lines))?;
                 consumers.push(more);
                 Some(Lanes::Ring(producers))

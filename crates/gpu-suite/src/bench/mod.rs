@@ -8,7 +8,7 @@ pub(crate) mod graph;
 mod pairs;
 pub(crate) mod raw;
 mod resident;
-mod round_trip;
+pub(crate) mod round_trip;
 pub(crate) mod samples;
 mod submission;
 mod vulkan;

@@ -9,7 +9,7 @@ use warpweft_k2k_router::{ActorSpec, Placement, Snapshot, System, SystemConfig};
 
 use super::{NO_STATE, PING, Pair, bytes, config, is_small, run_pairs, spec, system, until, within};
 use crate::{
-    bench::samples::Samples,
+    bench::{round_trip, samples::Samples},
     kernels,
     rig::{Rig, report, say},
 };
@@ -23,6 +23,10 @@ const QUESTIONS: usize = 20_000;
 pub(crate) fn run() -> Result<()> {
     let rig = Rig::with(&kernels::graph())?;
     rig.describe()?;
+    if !is_small(&rig) {
+        // Words that the host exchanges with a kernel of ours and with one by hand.
+        round_trip::run(&Rig::open()?)?;
+    }
     for executors in [1, 2] {
         round_trips(&rig, 1, executors)?;
     }
@@ -83,7 +87,7 @@ fn round_trips(rig: &Rig, count: usize, executors: u32) -> Result<()> {
     Ok(system.shut_down(within())?)
 }
 
-/// The host asks an actor, beside words that it exchanges with a kernel of its own in `bench round-trip`.
+/// The host asks an actor.
 fn ask(rig: &Rig) -> Result<()> {
     let (system, devices) = system(rig, 1, &config(1))?;
     let echo = system.spawn(&spec("echo", NO_STATE), Placement::Device(devices[0]))?;

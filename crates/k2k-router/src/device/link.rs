@@ -707,10 +707,13 @@ impl Link {
     fn next(&self, executor: usize) -> u32 {
         let shared = &self.shared;
         let number = |executor: usize| shared.executors[executor].number;
+        let has_kernel =
+            |executor: usize| shared.executors[executor].link().is_some_and(|link| link.is_running());
         let way = shared.ways.way(self.position, shared.executors[executor].device);
         let through = match way {
             Way::SameDevice | Way::Peer => number(executor),
-            Way::Relayed { via } => shared.executor_of(via).and_then(number),
+            // Without a kernel there nobody hands on, and the host does.
+            Way::Relayed { via } => shared.executor_of(via).filter(|&at| has_kernel(at)).and_then(number),
             Way::HostMediated => None,
             Way::Unreachable => return NOWHERE,
         };

@@ -613,18 +613,17 @@ impl Inner {
         let executors = self.shared.executors.iter().enumerate();
         let is_fit =
             |executor: &ExecutorSide| kernel.is_none_or(|kernel| kernel == executor.number.is_some());
-        if let Some(at) = device
-            && !self.shared.executors.iter().any(|executor| executor.device == at && is_fit(executor))
-        {
+        let is_meant = |executor: &ExecutorSide| device.is_none_or(|device| executor.device == device);
+        if !self.shared.executors.iter().any(|executor| is_meant(executor) && is_fit(executor)) {
             let reason = match kernel {
                 Some(true) => "it runs Rust functions, and this code is CUDA C",
                 _ => "it runs CUDA C, and this code is a Rust function",
             };
-            return Err(ActorError::Unsupported { device: self.devices[at].info().id, reason });
+            let device = self.devices[device.unwrap_or(0)].info().id;
+            return Err(ActorError::Unsupported { device, reason });
         }
-        let fit = executors.filter(|(_, executor)| {
-            !executor.is_lost() && is_fit(executor) && device.is_none_or(|device| executor.device == device)
-        });
+        let fit =
+            executors.filter(|(_, executor)| !executor.is_lost() && is_fit(executor) && is_meant(executor));
         let load = |at: usize| table.entries().filter(|entry| entry.executor == at).count();
         let best = fit.map(|(at, executor)| (executor.looping().is_some(), load(at), at)).min();
         let lost = device.map_or_else(|| self.devices[0].info().id, |device| self.devices[device].info().id);

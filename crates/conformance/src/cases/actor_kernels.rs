@@ -261,6 +261,7 @@ fn refuse(cx: &Context) -> Verdict {
     }
     let rust = ActorSpec::new("rust", ActorCode::host(NO_STATE, |_, _, _| {}));
     unsupported(system.spawn(&rust, on(cx, 0)))?;
+    unsupported(system.spawn(&rust, Placement::Any))?;
     unsupported(system.spawn(&spec("no such handler", NO_STATE), on(cx, 0)))?;
     let odd = system.spawn(&ActorSpec { threads: 7, ..spec("tally", SUMS) }, on(cx, 0));
     assert!(matches!(&odd, Err(ActorError::Invalid { .. })), "{odd:?}");

@@ -152,7 +152,8 @@ impl System {
             service,
             origin: Instant::now(),
             sample_every: config.sample_every.saturating_sub(1),
-            may_spin: thread::available_parallelism().is_ok_and(|cores| count <= cores.get()),
+            may_spin: thread::available_parallelism()
+                .is_ok_and(|cores| count - kernels.len() * per_device <= cores.get()),
         });
         let links = connect(&shared, &devices, &kernels, config)?;
         let (executors, host) = wire(&shared, config.lane_lines)?;

@@ -1,8 +1,8 @@
 //! `codegen`: the CUDA C of the workspace, compiled to PTX that is checked in beside it.
 //!
 //! A `kernels/name.cu` of any crate has its `kernels/name.ptx`, which drivers from CUDA 12.0 on take and which
-//! needs no compiler where it runs. What kernels have in common is in `kernels/name.cuh` beside them, which they include
-//! by that name. The first lines of the PTX say which source it was made from, so that a
+//! needs no compiler where it runs. What kernels have in common is in `kernels/name.cuh` beside them, or beside the
+//! executor of actors, which they include by that name. The first lines of the PTX say which source it was made from, so that a
 //! stale file is found on machines that have no compiler either.
 
 use std::collections::BTreeSet;
@@ -191,17 +191,24 @@ impl Kernels {
     }
 }
 
-/// A source with the files in its folder that it includes: `#include "name.cuh"`.
+/// Where headers are that kernels of other crates include.
+const SHARED_HEADERS: &str = "crates/k2k-router/kernels";
+
+/// A source with the files in its folder that it includes: `#include "name.cuh"`, and those of [`SHARED_HEADERS`].
 fn with_neighbours(source: &Path, text: &str) -> Result<String> {
     let mut whole = String::new();
     for line in text.lines() {
         match line.strip_prefix("#include \"").and_then(|rest| rest.strip_suffix('"')) {
             Some(name) => {
-                let path = source.with_file_name(name);
-                whole += &fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+                let beside = source.with_file_name(name);
+                let path = if beside.exists() { beside } else { Path::new(SHARED_HEADERS).join(name) };
+                let text = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+                whole += &with_neighbours(&path, &text)?;
             }
             None => {
-                whole += line;
+                // Nothing is included twice, and this is one file to the compiler.
+                let kept = if line == "#pragma once" { "" } else { line };
+                whole += kept;
                 whole.push('\n');
             }
         }

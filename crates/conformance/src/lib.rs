@@ -13,6 +13,7 @@
 //!
 //! To add a case, write it in a module of `cases`; to add a backend, add a provider.
 
+mod actors;
 mod apart;
 mod cases;
 mod context;
@@ -20,4 +21,5 @@ mod harness;
 mod kernels;
 mod providers;
 
+pub use actors::{actors_library, executor_image};
 pub use harness::{main, run_suite, uncovered_methods};

@@ -14,6 +14,7 @@ use warpweft_vulkan::{Messages, VulkanBackend, VulkanConfig};
 use warpweft_wrappers::{FaultConfig, FaultyBackend, TracingBackend, ValidatingBackend};
 
 use crate::{
+    actors,
     context::PATIENCE,
     harness::{Opener, Provider},
 };
@@ -157,6 +158,11 @@ fn stand_ins(devices: u8) -> Result<Arc<dyn Backend>, OpenError> {
         driver: None,
     };
     let driver = StandIn::load().map_err(missing)?.with("devices", &devices.to_string());
+    // Without a C++ compiler there are no actors.
+    let driver = match actors::actors_library() {
+        Ok(library) => driver.with("library", &library.display().to_string()),
+        Err(_) => driver,
+    };
     let nccl = warpweft_stand_in_nccl::StandIn::load().map_err(missing)?;
     let nccl = nccl.with("driver", &driver.path().display().to_string());
     let config = CudaConfig::default().with_driver(driver.path()).without_cache().with_nccl(nccl.path());

@@ -146,6 +146,33 @@ impl HostMapping<'_> {
         Ok(())
     }
 
+    /// The word of 64 bits at `offset`, in one access: whoever sees it sees what its writer wrote before.
+    ///
+    /// # Errors
+    ///
+    /// [`RangeError::OutOfBounds`] when it leaves the mapping, [`RangeError::Misaligned`] when it does not lie at a
+    /// multiple of 8.
+    pub fn load(&self, offset: usize) -> Result<u64, RangeError> {
+        self.word(offset).map(shared::load)
+    }
+
+    /// Stores a word of 64 bits at `offset` in one access, behind everything that this thread wrote before.
+    ///
+    /// # Errors
+    ///
+    /// As [`HostMapping::load`].
+    pub fn store(&self, offset: usize, value: u64) -> Result<(), RangeError> {
+        self.word(offset).map(|word| shared::store(word, value))
+    }
+
+    fn word(&self, offset: usize) -> Result<shared::Span, RangeError> {
+        let span = self.at(offset, 8)?;
+        match self.base.as_ptr().addr().wrapping_add(offset).is_multiple_of(8) {
+            true => Ok(span),
+            false => Err(RangeError::Misaligned { offset: offset as u64, needed: 8 }),
+        }
+    }
+
     fn at(&self, offset: usize, size: usize) -> Result<shared::Span, RangeError> {
         if offset.checked_add(size).is_none_or(|end| end > self.len) {
             return Err(RangeError::OutOfBounds {
@@ -339,5 +366,24 @@ impl From<Arc<dyn Buffer>> for BufferView {
 impl fmt::Debug for BufferView {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "BufferView({} {:?} of {})", self.device(), self.range(), self.buffer.size())
+    }
+}
+
+#[cfg(test)]
+#[expect(unsafe_code, reason = "makes a mapping of memory of its own")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_are_loaded_and_stored_where_they_lie() {
+        let mut memory = [0_u64; 3];
+        let base = NonNull::new(memory.as_mut_ptr().cast()).unwrap();
+        // SAFETY: the array outlives the mapping, and nothing else touches it meanwhile.
+        let mapping = unsafe { HostMapping::new(base, 24) };
+        assert_eq!(mapping.store(8, 7), Ok(()));
+        assert_eq!((mapping.load(0), mapping.load(8)), (Ok(0), Ok(7)));
+        assert_eq!(mapping.load(4), Err(RangeError::Misaligned { offset: 4, needed: 8 }));
+        let beyond = RangeError::OutOfBounds { offset: 24, size: 8, buffer_size: 24 };
+        assert_eq!(mapping.store(24, 1), Err(beyond));
     }
 }

@@ -198,6 +198,14 @@ pub enum RangeError {
         /// The range's size in bytes.
         size: u64,
     },
+    /// A word does not lie where it can be reached in one access.
+    #[error("a word at {offset} does not lie at a multiple of {needed}")]
+    Misaligned {
+        /// Its first byte.
+        offset: u64,
+        /// What it has to be a multiple of.
+        needed: u64,
+    },
     /// A timestamp takes eight bytes at a multiple of eight.
     #[error("a timestamp takes 8 bytes at a multiple of 8, not {size} at {offset}")]
     NoTimestamp {

@@ -80,6 +80,8 @@ fn all(wish: &Wish<'_>) -> Vec<Leg> {
         Leg { devices: 2, ..leg("kill", 240, "kill --rounds 50") },
         leg("low latency", 170, "low-latency"),
         leg("low latency beside nccl", 170, "bench low-latency"),
+        leg("actors", 170, "k2k"),
+        leg("messages", 170, "bench k2k"),
         leg("discovery", 60, "bench discovery"),
         leg("submission", 180, "bench submission"),
         leg("graphs", 120, "graphs"),

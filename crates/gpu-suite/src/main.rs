@@ -10,6 +10,7 @@ mod child;
 mod collectives;
 mod faulted;
 mod forked;
+mod k2k;
 mod kernels;
 mod kill;
 mod legs;
@@ -81,6 +82,12 @@ enum Command {
         #[arg(default_value = "")]
         words: String,
     },
+    /// Actors in CUDA C, on one GPU and between GPUs.
+    K2k {
+        /// Words in the names of checks to run.
+        #[arg(default_value = "")]
+        words: String,
+    },
     /// Ranks that are processes, killed in the middle of collectives, and how the others go on.
     Kill(kill::Options),
     /// Graphs over devices: work of other libraries in between, and operands that are exchanged.
@@ -135,6 +142,7 @@ fn main() -> ExitCode {
         Command::Nccl { words } => rig::bounded(|| nccl::run(&words)),
         Command::Collectives { words } => rig::bounded(|| collectives::run(&words)),
         Command::LowLatency { words } => rig::bounded(|| low_latency::run(&words)),
+        Command::K2k { words } => rig::bounded(|| k2k::run(&words)),
         Command::Kill(options) => rig::bounded_by(kill::LONGEST, || kill::run(&options)),
         Command::KillRank(place) => rig::bounded_by(kill::LONGEST, || kill::play(&place)),
         Command::Fault => rig::bounded(|| checks::fault(&rig::Rig::open()?)),

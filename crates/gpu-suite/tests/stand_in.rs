@@ -26,6 +26,8 @@ fn run_words(args: &[&str]) -> Result<(Output, TempDir)> {
     }
     let mut command = Command::new(env!("CARGO_BIN_EXE_gpu-suite"));
     command.args(args).env_clear().env("LD_LIBRARY_PATH", folder.path());
+    // Actors of the stand-in are a library of the CPU's, which takes a C++ compiler.
+    command.env("library", warpweft_conformance::actors_library().map_err(anyhow::Error::msg)?);
     let output = command.env("HOME", folder.path()).env("OUT", folder.path()).output()?;
     Ok((output, folder))
 }
@@ -42,6 +44,26 @@ fn the_checks_of_graphs_pass() {
     let checks: Vec<Value> = lines(&output).into_iter().filter(|line| line["check"].is_string()).collect();
     assert_eq!(checks.len(), 5);
     assert!(checks.iter().all(|check| check["ok"] == true), "{checks:?}");
+}
+
+#[test]
+fn the_checks_of_actors_pass() {
+    let (output, _folder) = run("k2k").unwrap();
+    let checks: Vec<Value> = lines(&output).into_iter().filter(|line| line["check"].is_string()).collect();
+    assert_eq!(checks.len(), 10);
+    // Without a compiler of CUDA C nothing is made of sources.
+    let is_fine =
+        |check: &&Value| check["ok"] == true || check["check"].as_str().unwrap_or("").contains("sources");
+    assert!(checks.iter().all(|check| is_fine(&check)), "{checks:?}");
+}
+
+#[test]
+fn the_figures_of_messages_are_all_there() {
+    let (output, _folder) = run("bench k2k").unwrap();
+    let figures: Vec<Value> = lines(&output).into_iter().filter(|line| line["bench"] == "k2k").collect();
+    let count = |what: &str| figures.iter().filter(|figure| figure["what"] == what).count();
+    assert_eq!([count("half round trip"), count("host asks"), count("rate")], [3, 2, 4], "{figures:?}");
+    assert!(figures.iter().all(|figure| figure["lost"].as_u64().unwrap_or(0) == 0), "{figures:?}");
 }
 
 #[test]

@@ -4,7 +4,11 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use serde::Serialize;
 
-use crate::{Message, wire::PRIORITIES};
+use crate::{
+    ExecutorImage, Message,
+    device::code::{DeviceCode, Text},
+    wire::PRIORITIES,
+};
 
 /// Who an actor is. Ids are not used twice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
@@ -63,14 +67,21 @@ pub enum FullPolicy {
 }
 
 /// What a handler is called with: what it can do, the state, and the message.
-type Handler = dyn Fn(&mut Context<'_>, &mut [u8], &Message) + Send + Sync;
+pub(crate) type Handler = dyn Fn(&mut Context<'_>, &mut [u8], &Message) + Send + Sync;
 
 /// An actor's code, and the layouts it was written for.
 #[derive(Clone)]
 pub struct ActorCode {
-    pub(crate) handler: Arc<Handler>,
+    pub(crate) body: Body,
     pub(crate) state: Layout,
     pub(crate) messages: Vec<(u32, Layout)>,
+}
+
+/// What runs.
+#[derive(Clone)]
+pub(crate) enum Body {
+    Host(Arc<Handler>),
+    Device(DeviceCode),
 }
 
 impl ActorCode {
@@ -81,7 +92,41 @@ impl ActorCode {
         state: Layout,
         handler: impl Fn(&mut Context<'_>, &mut [u8], &Message) + Send + Sync + 'static,
     ) -> Self {
-        Self { handler: Arc::new(handler), state, messages: Vec::new() }
+        Self { body: Body::Host(Arc::new(handler)), state, messages: Vec::new() }
+    }
+
+    /// A function in CUDA C over states of this layout, in a source that declares it. It runs on CUDA devices:
+    ///
+    /// ```
+    /// # use warpweft_k2k_router::{ActorCode, Layout};
+    /// let source = "struct Count { uint64_t messages; };
+    ///     __device__ void count(warpweft_context &cx, Count *state, const warpweft_message &m) {
+    ///         state->messages++;
+    ///         cx.reply(&state->messages, sizeof state->messages);
+    ///     }";
+    /// // SAFETY: it touches its state, which is as long as the layout says, and nothing else.
+    /// let code = unsafe { ActorCode::cuda(Layout { id: 1, size: 8 }, source, "count") };
+    /// ```
+    ///
+    /// It is called by one thread, or by the 32 of a warp where [`ActorSpec::threads`] says so. What it can do is in
+    /// `warpweft_context` of [`EXECUTOR_HEADER`](crate::EXECUTOR_HEADER); it never waits. A state begins at a multiple of
+    /// 256 bytes and as zeros.
+    ///
+    /// # Safety
+    ///
+    /// - The function has this form, returns, and touches its state, its message and memory of its own alone, whatever
+    ///   those hold; a state has as many bytes as the layout says.
+    #[expect(unsafe_code, reason = "the duties are the caller's; nothing is done here")]
+    pub unsafe fn cuda(state: Layout, source: impl Into<Arc<str>>, function: &str) -> Self {
+        let code = DeviceCode { text: Text::Source(source.into()), function: function.into() };
+        Self { body: Body::Device(code), state, messages: Vec::new() }
+    }
+
+    /// A handler of an image, over states of this layout. All actors of a device whose code is of an image are of the
+    /// same one.
+    pub fn of_image(state: Layout, image: &Arc<ExecutorImage>, handler: &str) -> Self {
+        let code = DeviceCode { text: Text::Image(Arc::clone(image)), function: handler.into() };
+        Self { body: Body::Device(code), state, messages: Vec::new() }
     }
 
     /// The same, and it takes messages of this kind and layout. Code that names none takes any.
@@ -111,7 +156,7 @@ pub struct ActorSpec {
     pub inbox_capacity: u32,
     /// What happens to more.
     pub full: FullPolicy,
-    /// Threads that its handler wants. A Rust function has one.
+    /// Threads that its handler wants. A Rust function has one, one in CUDA C has one or 32.
     pub threads: u32,
     /// Of messages to it that say nothing else.
     pub priority: Priority,

@@ -42,6 +42,33 @@ pub enum Reason {
     Duplicate,
 }
 
+impl Reason {
+    /// By their numbers, which devices know them by.
+    const ALL: [Self; 13] = [
+        Self::UnknownActor,
+        Self::ActorStopped,
+        Self::ActorKilled,
+        Self::ActorFailed,
+        Self::DeviceLost,
+        Self::Expired,
+        Self::InboxFull,
+        Self::Dropped,
+        Self::Unreachable,
+        Self::TooManyHops,
+        Self::Refused,
+        Self::LateAnswer,
+        Self::Duplicate,
+    ];
+
+    pub(crate) const fn code(self) -> u32 {
+        self as u32
+    }
+
+    pub(crate) fn of_code(code: u32) -> Option<Self> {
+        Self::ALL.get(code as usize).copied()
+    }
+}
+
 /// A message that was not served.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeadLetter {
@@ -91,5 +118,29 @@ impl DeadLetters {
     fn lock(&self) -> MutexGuard<'_, State> {
         // Nothing panics under the lock.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_know_the_reasons_by_the_same_numbers() {
+        for (code, reason) in (0..).zip(Reason::ALL) {
+            assert_eq!((reason.code(), Reason::of_code(code)), (code, Some(reason)));
+        }
+        for (name, reason) in [
+            ("UNKNOWN_ACTOR", Reason::UnknownActor),
+            ("ACTOR_STOPPED", Reason::ActorStopped),
+            ("EXPIRED", Reason::Expired),
+            ("INBOX_FULL", Reason::InboxFull),
+            ("UNREACHABLE", Reason::Unreachable),
+            ("TOO_MANY_HOPS", Reason::TooManyHops),
+            ("REFUSED", Reason::Refused),
+        ] {
+            let line = format!("WARPWEFT_{name} = {}", reason.code());
+            assert!(crate::EXECUTOR_HEADER.contains(&line), "{line}");
+        }
     }
 }

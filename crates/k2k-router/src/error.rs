@@ -1,6 +1,9 @@
 //! What goes wrong with messages and actors.
 
-use warpweft_core_types::{DeviceId, ErrorClass, LaunchError, LoadError, ResidentError};
+use warpweft_core_types::{
+    AllocError, DeviceId, ErrorClass, LaunchError, LoadError, OpenError, ResidentError, SubmitError,
+    WaitError,
+};
 
 use crate::{
     actor::{ActorId, Layout},
@@ -251,6 +254,26 @@ pub enum ActorError {
         /// The circle, which ends where it begins.
         circle: Vec<ActorId>,
     },
+    /// A compiler did not take an actor's code.
+    #[error("the code of {actor:?} was not taken: {log}")]
+    Code {
+        /// The name of the actor that brought it.
+        actor: String,
+        /// The compiler's words.
+        log: String,
+    },
+    /// There is no room for more.
+    #[error("there is no room: {reason}")]
+    Exhausted {
+        /// For what.
+        reason: String,
+    },
+    /// A device did not answer by the deadline.
+    #[error("{device} did not answer in time")]
+    Silent {
+        /// The device.
+        device: DeviceId,
+    },
     /// The service thread could not be started, or is gone.
     #[error("the service thread is not there: {reason}")]
     Service {
@@ -269,6 +292,18 @@ pub enum ActorError {
     /// An executor could not be started or stopped.
     #[error(transparent)]
     Resident(#[from] ResidentError),
+    /// An executor's memory could not be had.
+    #[error(transparent)]
+    Alloc(#[from] AllocError),
+    /// An executor's memory could not be set up.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// The same.
+    #[error(transparent)]
+    Submit(#[from] SubmitError),
+    /// The same.
+    #[error(transparent)]
+    Wait(#[from] WaitError),
 }
 
 fn path(actors: &[ActorId]) -> String {
@@ -280,19 +315,28 @@ impl ActorError {
     pub fn class(&self) -> ErrorClass {
         match self {
             Self::Gone { reason: Reason::DeviceLost, .. } => ErrorClass::DeviceLost,
-            Self::Invalid { .. } | Self::Layout { .. } | Self::Gone { .. } | Self::Cycle { .. } => {
-                ErrorClass::Usage
-            }
+            Self::Invalid { .. }
+            | Self::Layout { .. }
+            | Self::Gone { .. }
+            | Self::Cycle { .. }
+            | Self::Code { .. } => ErrorClass::Usage,
+            Self::Exhausted { .. } => ErrorClass::Exhausted,
             Self::Unsupported { .. } | Self::Unreachable { .. } => ErrorClass::Unsupported,
             Self::NoDevice { .. } => ErrorClass::DeviceLost,
-            Self::Busy { .. } | Self::Unparkable { .. } | Self::Timeout { .. } | Self::Returned { .. } => {
-                ErrorClass::Transient
-            }
+            Self::Busy { .. }
+            | Self::Unparkable { .. }
+            | Self::Timeout { .. }
+            | Self::Silent { .. }
+            | Self::Returned { .. } => ErrorClass::Transient,
             Self::Service { .. } => ErrorClass::Internal,
             Self::Ring(error) => error.class(),
             Self::Load(error) => error.class(),
             Self::Launch(error) => error.class(),
             Self::Resident(error) => error.class(),
+            Self::Alloc(error) => error.class(),
+            Self::Open(error) => error.class(),
+            Self::Submit(error) => error.class(),
+            Self::Wait(error) => error.class(),
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::{
     collections::VecDeque,
+    fmt,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{Arc, mpsc},
     time::{Duration, Instant},
@@ -12,7 +13,7 @@ use warpweft_core_types::{Progress, Workgroup};
 
 use crate::{
     Header, Message,
-    actor::{ActorCode, ActorId, Context, FullPolicy, Outbox},
+    actor::{ActorId, Context, FullPolicy, Handler, Outbox},
     cursor::{Cursors, Numbers, Turn},
     dead_letter::Reason,
     epoch::{Answer, Event, Order, Party, Seat, SeatState},
@@ -63,10 +64,12 @@ pub(crate) struct Local {
 }
 
 /// What makes an actor: all that moves with it.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub(crate) struct Core {
     pub(crate) inbox: Arc<Inbox>,
-    code: ActorCode,
+    handler: Arc<Handler>,
+    /// Bytes of the state.
+    size: usize,
     /// Aligned for whatever a state is made of.
     state: Vec<u128>,
     cursors: Cursors<Message>,
@@ -85,11 +88,13 @@ struct Waiting {
 }
 
 impl Core {
-    pub(crate) fn new(inbox: Arc<Inbox>, code: ActorCode) -> Self {
-        let words = (code.state.size as usize).div_ceil(size_of::<u128>());
+    pub(crate) fn new(inbox: Arc<Inbox>, handler: Arc<Handler>, size: u32) -> Self {
+        let size = size as usize;
+        let words = size.div_ceil(size_of::<u128>());
         Self {
             inbox,
-            code,
+            handler,
+            size,
             state: vec![0; words],
             cursors: Cursors::default(),
             numbers: Numbers::default(),
@@ -107,6 +112,12 @@ impl Core {
     /// Whether its outbox has to be emptied before it is served.
     fn is_held(&self) -> bool {
         self.blocked.iter().any(|blocked| blocked.holds)
+    }
+}
+
+impl fmt::Debug for Core {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Core").field("inbox", &self.inbox).finish_non_exhaustive()
     }
 }
 
@@ -372,10 +383,9 @@ impl Executor {
         let began = side.spans.is_on().then(|| self.post.shared.now());
         self.handled = self.handled.wrapping_add(1);
         side.enter(actor, self.handled);
-        let size = core.code.state.size as usize;
-        let state = &mut bytemuck::cast_slice_mut(&mut core.state)[..size];
+        let state = &mut bytemuck::cast_slice_mut(&mut core.state)[..core.size];
         let mut context = Context { id: actor, message: &message, outbox: &mut self.outbox, deferred: false };
-        let handler = &core.code.handler;
+        let handler = &core.handler;
         let outcome = catch_unwind(AssertUnwindSafe(|| handler(&mut context, state, &message)));
         let deferred = context.deferred;
         side.leave(self.handled);

@@ -12,6 +12,8 @@ use warpweft_core_types::Deadline;
 use crate::{
     Header, SendError,
     actor::{ActorId, FullPolicy, SendOptions},
+    device::Link,
+    error::RingError,
     inbox::Inbox,
     ring::SharedProducer,
     service::Request,
@@ -26,10 +28,19 @@ const REST: Duration = Duration::from_micros(50);
 /// How long a sender waits for room in a lane where the receiver's policy says nothing of it.
 const LANE_PATIENCE: Duration = Duration::from_secs(1);
 
+/// The host's lanes to one executor.
+#[derive(Debug)]
+pub(crate) enum HostLanes {
+    /// By priority.
+    Ring([SharedProducer; PRIORITIES]),
+    /// To a kernel.
+    Link(Arc<Link>),
+}
+
 /// The host's lanes, to each executor.
 #[derive(Debug)]
 pub(crate) struct HostPort {
-    lanes: Vec<[SharedProducer; PRIORITIES]>,
+    lanes: Vec<HostLanes>,
     shared: Arc<Shared>,
     /// Actors with messages that were spilled.
     spilling: Mutex<Vec<Arc<Inbox>>>,
@@ -60,8 +71,16 @@ pub(crate) struct Outward<'a> {
 }
 
 impl HostPort {
-    pub(crate) fn new(lanes: Vec<[SharedProducer; PRIORITIES]>, shared: Arc<Shared>) -> Self {
+    pub(crate) fn new(lanes: Vec<HostLanes>, shared: Arc<Shared>) -> Self {
         Self { lanes, shared, spilling: Mutex::default() }
+    }
+
+    /// Puts a message into the lane to an executor, whoever sent it.
+    pub(crate) fn push(&self, executor: usize, header: &Header, payload: &[u8]) -> Result<(), RingError> {
+        match &self.lanes[executor] {
+            HostLanes::Ring(lanes) => lanes[usize::from(header.priority)].try_push(header, payload),
+            HostLanes::Link(link) => link.push(executor, header, payload),
+        }
     }
 
     /// Sends a message by the receiver's policy.
@@ -102,7 +121,7 @@ impl HostPort {
         if !line.spilled.is_empty() {
             self.drain(inbox, &mut line)?;
         }
-        if line.spilled.is_empty() && self.push(inbox, &mut line, &header, message.payload)? {
+        if line.spilled.is_empty() && self.send_one(inbox, &mut line, &header, message.payload)? {
             return Ok(true);
         }
         if inbox.full != FullPolicy::Spill {
@@ -132,7 +151,7 @@ impl HostPort {
         }
     }
 
-    fn push(
+    fn send_one(
         &self,
         inbox: &Inbox,
         line: &mut HostLine,
@@ -152,7 +171,7 @@ impl HostPort {
             header.flags |= Header::TIMED;
             header.sent_ns = self.shared.now_ns();
         }
-        if self.lanes[entry.executor][priority].try_push(&header, payload).is_err() {
+        if self.push(entry.executor, &header, payload).is_err() {
             inbox.untake();
             return Ok(false);
         }
@@ -163,7 +182,7 @@ impl HostPort {
     /// Sends what was spilled, as far as there is room.
     fn drain(&self, inbox: &Inbox, line: &mut HostLine) -> Result<(), SendError> {
         while let Some((header, payload)) = line.spilled.pop_front() {
-            let pushed = self.push(inbox, line, &header, &payload);
+            let pushed = self.send_one(inbox, line, &header, &payload);
             if pushed != Ok(true) {
                 line.spilled.push_front((header, payload));
                 return pushed.map(|_| ());

@@ -1,7 +1,7 @@
 //! How many messages an actor has, as its senders count.
 
 use std::sync::{
-    Mutex,
+    Mutex, OnceLock,
     atomic::{AtomicU64, Ordering},
 };
 
@@ -10,6 +10,7 @@ use crossbeam_utils::CachePadded;
 use crate::{
     SendError,
     actor::{ActorId, ActorSpec, FullPolicy, Layout, Priority},
+    device::RemoteCounts,
     host_port::HostLine,
 };
 
@@ -29,6 +30,8 @@ pub(crate) struct Inbox {
     /// Places that are free again, in all.
     freed: CachePadded<AtomicU64>,
     served: CachePadded<AtomicU64>,
+    /// What the actor's device counts, if it is not one of the host's.
+    remote: OnceLock<RemoteCounts>,
     /// The host as a sender.
     pub(crate) host: Mutex<HostLine>,
 }
@@ -46,6 +49,7 @@ impl Inbox {
             taken: CachePadded::default(),
             freed: CachePadded::default(),
             served: CachePadded::default(),
+            remote: OnceLock::new(),
             host: Mutex::default(),
         }
     }
@@ -85,7 +89,7 @@ impl Inbox {
         if room(seen.load(Ordering::Relaxed)) {
             return true;
         }
-        let freed = self.freed.load(Ordering::Relaxed);
+        let freed = self.freed.load(Ordering::Relaxed) + self.remote.get().map_or(0, RemoteCounts::freed);
         seen.store(freed, Ordering::Relaxed);
         if !room(freed) {
             taken.fetch_sub(1, Ordering::Relaxed);
@@ -113,6 +117,11 @@ impl Inbox {
     }
 
     pub(crate) fn served(&self) -> u64 {
-        self.served.load(Ordering::Relaxed)
+        self.served.load(Ordering::Relaxed) + self.remote.get().map_or(0, RemoteCounts::served)
+    }
+
+    /// The actor's device counts for it from here on.
+    pub(crate) fn set_remote(&self, counts: RemoteCounts) {
+        let _once = self.remote.set(counts);
     }
 }

@@ -39,14 +39,15 @@
 //!
 //! # What it does not do
 //!
-//! Actors run on host devices: other devices are refused when a system is started. Payloads have at most
-//! [`wire::MAX_PAYLOAD`] bytes, and all devices belong to one process.
-#![forbid(unsafe_code)]
+//! Actors run on host devices, as Rust functions, and on CUDA devices, as functions in CUDA C ([`ActorCode::cuda`]); other
+//! devices are refused when a system is started. An actor of a CUDA device does not move, and its inbox neither drops
+//! its oldest nor spills. Payloads have at most [`wire::MAX_PAYLOAD`] bytes, and all devices belong to one process.
 
 mod actor;
 mod channels;
 pub mod cursor;
 mod dead_letter;
+mod device;
 pub mod epoch;
 mod error;
 mod executor;
@@ -67,6 +68,7 @@ pub mod wire;
 
 pub use actor::{ActorCode, ActorId, ActorSpec, Context, FullPolicy, Layout, Priority, SendOptions};
 pub use dead_letter::{DeadLetter, Reason};
+pub use device::code::{ExecutorImage, executor_source};
 pub use error::{ActorError, AskError, RingError, SendError, WireError};
 pub use message::Message;
 pub use reply::Reply;
@@ -78,6 +80,10 @@ pub use wire::Header;
 /// The lane header for kernels in CUDA C, which also compiles as C++17 for the CPU. It includes [`WIRE_HEADER`] by the
 /// name `warpweft_wire.h`.
 pub const LANES_HEADER: &str = include_str!("../kernels/warpweft_lanes.cuh");
+
+/// What executors of actors in CUDA C are, and what handlers can do. It includes [`LANES_HEADER`] by the name
+/// `warpweft_lanes.cuh`; [`executor_source`] puts everything together.
+pub const EXECUTOR_HEADER: &str = include_str!("../kernels/warpweft_executor.cuh");
 
 /// The layout of messages for C, see [`wire::c_header`].
 pub const WIRE_HEADER: &str = include_str!("../kernels/warpweft_wire.h");

@@ -11,6 +11,7 @@ use crate::{
     actor::{ActorId, FullPolicy, Outbox, Outgoing},
     cursor::Numbers,
     dead_letter::Reason,
+    device::Link,
     error::RingError,
     ring::Producer,
     shared::Shared,
@@ -18,8 +19,14 @@ use crate::{
     wire::{MAX_HOPS, PRIORITIES},
 };
 
-/// Lanes from one executor to another, by priority.
-pub(crate) type Lanes = [Producer; PRIORITIES];
+/// Lanes from one executor to another.
+#[derive(Debug)]
+pub(crate) enum Lanes {
+    /// By priority.
+    Ring([Producer; PRIORITIES]),
+    /// To a kernel.
+    Link(Arc<Link>),
+}
 
 /// How long a sender waits for room in a lane where the receiver's policy says nothing of it.
 const LANE_PATIENCE: Duration = Duration::from_secs(1);
@@ -278,7 +285,8 @@ impl Out {
             return Ok(());
         }
         match &mut self.lanes[next] {
-            Some(lanes) => lanes[priority].try_push(header, payload),
+            Some(Lanes::Ring(lanes)) => lanes[priority].try_push(header, payload),
+            Some(Lanes::Link(link)) => link.push(next, header, payload),
             // Ways lead only where there are lanes.
             None => Err(RingError::Full),
         }

@@ -2,7 +2,7 @@
 
 use std::{
     sync::{
-        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
         atomic::{AtomicU32, Ordering},
     },
     time::{Duration, Instant},
@@ -11,7 +11,7 @@ use std::{
 use rustc_hash::FxHashMap;
 use warpweft_core_types::Deadline;
 
-use crate::{AskError, Message, actor::ActorId, dead_letter::Reason};
+use crate::{AskError, Message, actor::ActorId, dead_letter::Reason, device::Link};
 
 /// How long whoever waits looks before it sleeps: about what waking it costs.
 const SPIN: Duration = Duration::from_micros(30);
@@ -21,6 +21,8 @@ const SPIN: Duration = Duration::from_micros(30);
 pub(crate) struct Replies {
     last: AtomicU32,
     open: Mutex<FxHashMap<u32, Arc<Slot>>>,
+    /// Devices whose answers somebody has to fetch: whoever waits for one does while it looks.
+    links: OnceLock<Vec<Weak<Link>>>,
 }
 
 #[derive(Debug)]
@@ -47,6 +49,15 @@ impl Slot {
 }
 
 impl Replies {
+    pub(crate) fn set_links(&self, links: &[Arc<Link>]) {
+        let _once = self.links.set(links.iter().map(Arc::downgrade).collect());
+    }
+
+    fn help(&self) {
+        let links = self.links.get().into_iter().flatten();
+        links.filter_map(Weak::upgrade).for_each(|link| link.help());
+    }
+
     /// Expects an answer.
     pub(crate) fn expect(self: &Arc<Self>, to: ActorId) -> Reply {
         let slot = Arc::new(Slot {
@@ -128,6 +139,7 @@ impl Reply {
         let deadline = deadline.into();
         let began = Instant::now();
         while began.elapsed() < SPIN {
+            self.replies.help();
             for _ in 0..20 {
                 if let Some(answer) = self.try_take() {
                     return answer;

@@ -6,12 +6,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use warpweft_core_types::{Device, Resident, ResidentState};
+use warpweft_core_types::{Deadline, Device, Resident, ResidentState};
 
 use crate::{
     ActorError,
     actor::ActorId,
     dead_letter::Reason,
+    device::Link,
     epoch::{Action, Answer, Cause, Epoch, Event, Goal, Order, Outcome, Party},
     executor::Core,
     host_port::HostPort,
@@ -38,6 +39,8 @@ pub(crate) enum Request {
     Event { actor: ActorId, event: Event, core: Option<Box<Core>> },
     /// Look at what the host has spilled.
     Look,
+    /// The device at this position is not to be trusted any more.
+    Lost(usize),
     /// End.
     Shutdown,
 }
@@ -74,13 +77,39 @@ struct Running {
     next: VecDeque<Begin>,
 }
 
+/// What runs the executors of a device.
+#[derive(Debug, Clone)]
+pub(crate) enum Runner {
+    /// Rust functions.
+    Host(Arc<dyn Resident>),
+    /// A kernel.
+    Link(Arc<Link>),
+}
+
+impl Runner {
+    fn has_failed(&self) -> bool {
+        match self {
+            Self::Host(resident) => resident.state() == ResidentState::Failed,
+            Self::Link(link) => link.has_failed(),
+        }
+    }
+
+    /// Ends them at their next message boundary.
+    pub(crate) fn stop(&self, deadline: Deadline) -> Result<(), ActorError> {
+        match self {
+            Self::Host(resident) => Ok(resident.stop(deadline)?),
+            Self::Link(link) => link.stop(deadline),
+        }
+    }
+}
+
 /// The thread's own.
 #[derive(Debug)]
 pub(crate) struct Service {
     pub(crate) shared: Arc<Shared>,
     pub(crate) port: Arc<HostPort>,
     pub(crate) devices: Vec<Arc<dyn Device>>,
-    pub(crate) residents: Vec<Arc<dyn Resident>>,
+    pub(crate) runners: Vec<Runner>,
     running: BTreeMap<ActorId, Running>,
     last_epoch: u32,
     beats: Vec<(Beat, Instant)>,
@@ -91,10 +120,10 @@ impl Service {
         shared: Arc<Shared>,
         port: Arc<HostPort>,
         devices: Vec<Arc<dyn Device>>,
-        residents: Vec<Arc<dyn Resident>>,
+        runners: Vec<Runner>,
     ) -> Self {
         let beats = shared.executors.iter().map(|executor| (executor.beat(), Instant::now())).collect();
-        Self { shared, port, devices, residents, running: BTreeMap::new(), last_epoch: 0, beats }
+        Self { shared, port, devices, runners, running: BTreeMap::new(), last_epoch: 0, beats }
     }
 
     /// Serves until it is told to end.
@@ -110,6 +139,7 @@ impl Service {
                     }
                     self.event(actor, event);
                 }
+                Ok(Request::Lost(device)) => self.lose(device),
                 Ok(Request::Look) | Err(mpsc::RecvTimeoutError::Timeout) => {}
                 Ok(Request::Shutdown) | Err(mpsc::RecvTimeoutError::Disconnected) => return,
             }
@@ -249,8 +279,7 @@ impl Service {
             executor.set_looping(seen.inside().filter(|_| loops));
         }
         for device in 0..self.devices.len() {
-            let failed = self.devices[device].failure().is_some()
-                || self.residents[device].state() == ResidentState::Failed;
+            let failed = self.devices[device].failure().is_some() || self.runners[device].has_failed();
             if failed {
                 self.lose(device);
             }
@@ -268,6 +297,9 @@ impl Service {
             return;
         }
         tracing::warn!(device = %self.devices[device].info().id, "a device with actors is lost");
+        if let Runner::Link(link) = &self.runners[device] {
+            link.lose();
+        }
         let table = self.shared.routes.load();
         let on_device = |executor: usize| self.shared.executors[executor].device == device;
         // Behind its commit an actor is at its target, as the table says.

@@ -2,7 +2,7 @@
 
 use std::{
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
         atomic::{AtomicBool, AtomicU64, Ordering},
         mpsc,
     },
@@ -13,6 +13,7 @@ use crate::{
     Header,
     actor::ActorId,
     dead_letter::{DeadLetters, Reason},
+    device::{Link, Remote},
     epoch::Order,
     executor::{Core, Local},
     reply::Replies,
@@ -44,6 +45,10 @@ pub(crate) struct Shared {
 pub(crate) struct ExecutorSide {
     /// The position of its device.
     pub(crate) device: usize,
+    /// Its number among the executors that are kernels, if it is one.
+    pub(crate) number: Option<u32>,
+    remote: OnceLock<Remote>,
+    link: OnceLock<Weak<Link>>,
     mail: Mutex<Vec<Command>>,
     has_mail: AtomicBool,
     /// The actor whose handler runs, and how many ran before: see [`Beat`].
@@ -91,9 +96,12 @@ impl Beat {
 }
 
 impl ExecutorSide {
-    pub(crate) fn new(device: usize, devices: usize, spans: usize) -> Self {
+    pub(crate) fn new(device: usize, number: Option<u32>, devices: usize, spans: usize) -> Self {
         Self {
             device,
+            number,
+            remote: OnceLock::new(),
+            link: OnceLock::new(),
             mail: Mutex::default(),
             has_mail: AtomicBool::new(false),
             beat: AtomicU64::new(0),
@@ -108,6 +116,33 @@ impl ExecutorSide {
         self.mail().push(command);
         // Release: whoever sees it finds the command, which the lock would do as well.
         self.has_mail.store(true, Ordering::Release);
+        if let Some(link) = self.link.get().and_then(Weak::upgrade) {
+            link.wake();
+        }
+    }
+
+    /// It is a kernel, which tells what it does in host memory.
+    pub(crate) fn set_remote(&self, remote: Remote) {
+        let _once = self.remote.set(remote);
+    }
+
+    /// Who looks after it.
+    pub(crate) fn set_link(&self, link: &Arc<Link>) {
+        let _once = self.link.set(Arc::downgrade(link));
+    }
+
+    pub(crate) fn link(&self) -> Option<Arc<Link>> {
+        self.link.get().and_then(Weak::upgrade)
+    }
+
+    /// Messages that it has served.
+    pub(crate) fn served(&self) -> u64 {
+        self.remote.get().map_or_else(|| self.counters.served.get(), Remote::served)
+    }
+
+    /// Messages that it has handed on.
+    pub(crate) fn handed_on(&self) -> u64 {
+        self.remote.get().map_or_else(|| self.counters.handed_on.get(), Remote::handed_on)
     }
 
     /// Whether there is something to take.
@@ -145,7 +180,7 @@ impl ExecutorSide {
     }
 
     pub(crate) fn beat(&self) -> Beat {
-        Beat(self.beat.load(Ordering::Relaxed))
+        Beat(self.remote.get().map_or_else(|| self.beat.load(Ordering::Relaxed), Remote::beat))
     }
 
     pub(crate) fn looping(&self) -> Option<ActorId> {

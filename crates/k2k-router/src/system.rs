@@ -20,17 +20,21 @@ use warpweft_core_types::{
 
 use crate::{
     ActorError, AskError, Message, SendError,
-    actor::{ActorId, ActorSpec, FullPolicy, Layout, SendOptions},
+    actor::{ActorId, ActorSpec, Body, FullPolicy, Handler, Layout, SendOptions},
     channels::Channels,
     dead_letter::{DeadLetter, DeadLetters, Reason},
+    device::{
+        self, DEVICES, Link, Shape,
+        code::{DeviceCode, THREADS},
+    },
     epoch::{Event, Goal, Outcome, Seat},
     executor::{Core, Executor, Local, inspection},
-    host_port::{HostPort, Outward, Patience},
+    host_port::{HostLanes, HostPort, Outward, Patience},
     inbox::Inbox,
     post::{Lanes, Post},
     reply::{Replies, Reply},
-    ring::{Consumer, SharedProducer, lane, shared_lane},
-    service::{Begin, Milestone, Request, Service},
+    ring::{Consumer, lane, shared_lane},
+    service::{Begin, Milestone, Request, Runner, Service},
     shared::{Command, ExecutorSide, Shared},
     stats::{ActorStats, DeviceStats, LatencyStats, PendingMessage, RouteStats, Snapshot, latencies},
     table::{Entry, Routes, Table, Way, Ways},
@@ -40,6 +44,12 @@ use crate::{
 
 /// Beyond its limit, an epoch is given this long to tell how it ended.
 const GRACE: Duration = Duration::from_millis(200);
+
+/// How long a device may take to set up its memory, or to take note of an actor.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Executors that are kernels: their numbers have 16 bits, of which the last few mean something else.
+const MOST_KERNELS: usize = 0xfff0;
 
 /// How a system is set up.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -54,6 +64,10 @@ pub struct SystemConfig {
     pub trace_spans: usize,
     /// One of so many messages has its time taken.
     pub sample_every: u32,
+    /// Bytes for the states of all actors of a device, where its actors are kernels.
+    pub state_bytes: u64,
+    /// Bytes for messages that wait at one executor, where that is a kernel.
+    pub waiting_bytes: u64,
 }
 
 impl Default for SystemConfig {
@@ -64,6 +78,8 @@ impl Default for SystemConfig {
             dead_letters: 1024,
             trace_spans: 0,
             sample_every: 64,
+            state_bytes: 8 << 20,
+            waiting_bytes: 2 << 20,
         }
     }
 }
@@ -82,8 +98,10 @@ pub enum Placement {
 #[derive(Debug)]
 pub struct System {
     inner: Arc<Inner>,
-    residents: Vec<Arc<dyn Resident>>,
+    runners: Vec<Runner>,
     service: Option<JoinHandle<()>>,
+    /// Threads that look after devices.
+    threads: Vec<JoinHandle<()>>,
 }
 
 /// What references to actors keep.
@@ -91,6 +109,7 @@ struct Inner {
     shared: Arc<Shared>,
     port: Arc<HostPort>,
     devices: Vec<Arc<dyn Device>>,
+    links: Vec<Arc<Link>>,
     last_actor: AtomicU32,
     /// Bytes of a payload that lanes hold.
     longest: usize,
@@ -117,8 +136,13 @@ impl System {
         let per_device = config.executors_per_device as usize;
         let count = devices.len() * per_device;
         let (service, requests) = mpsc::channel();
-        let side =
-            |executor: usize| ExecutorSide::new(executor / per_device, devices.len(), config.trace_spans);
+        let kernels: Vec<usize> = (0..devices.len()).filter(|&at| is_kernel(&*devices[at])).collect();
+        let side = |executor: usize| {
+            let (device, at) = (executor / per_device, executor % per_device);
+            let ordinal = kernels.iter().position(|&kernel| kernel == device);
+            let number = ordinal.and_then(|ordinal| u32::try_from(ordinal * per_device + at).ok());
+            ExecutorSide::new(device, number, devices.len(), config.trace_spans)
+        };
         let shared = Arc::new(Shared {
             routes: Routes::default(),
             ways: Ways::of_devices(&devices),
@@ -128,23 +152,37 @@ impl System {
             service,
             origin: Instant::now(),
             sample_every: config.sample_every.saturating_sub(1),
-            may_spin: thread::available_parallelism().is_ok_and(|cores| count <= cores.get()),
+            may_spin: thread::available_parallelism()
+                .is_ok_and(|cores| count - kernels.len() * per_device <= cores.get()),
         });
+        let links = connect(&shared, &devices, &kernels, config)?;
         let (executors, host) = wire(&shared, config.lane_lines)?;
         let port = Arc::new(HostPort::new(host, Arc::clone(&shared)));
+        links.iter().for_each(|link| link.introduce(&links, &port));
+        shared.replies.set_links(&links);
         let mut executors = executors.into_iter();
-        let residents = devices
-            .iter()
-            .map(|device| launch(device, executors.by_ref().take(per_device).collect()))
-            .collect::<Result<Vec<_>, _>>()?;
-        let thread = Service::new(Arc::clone(&shared), Arc::clone(&port), devices.clone(), residents.clone());
+        let mut links_left = links.iter();
+        let runners = (0..devices.len()).map(|device| {
+            let own: Vec<Executor> = executors.by_ref().take(per_device).flatten().collect();
+            match kernels.contains(&device).then(|| links_left.next()).flatten() {
+                Some(link) => Ok(Runner::Link(Arc::clone(link))),
+                None => launch(&devices[device], own).map(Runner::Host),
+            }
+        });
+        let runners = runners.collect::<Result<Vec<_>, _>>()?;
+        let threads = links.iter().map(Link::begin).collect::<Result<Vec<_>, _>>()?;
+        let thread = Service::new(Arc::clone(&shared), Arc::clone(&port), devices.clone(), runners.clone());
         let service =
             thread::Builder::new().name("k2k service".to_owned()).spawn(move || thread.run(&requests));
         let service = service.map_err(|error| ActorError::Service { reason: error.to_string() })?;
-        let longest = (config.lane_lines.next_power_of_two() - HEADER_LINES) * LINE_BYTES;
+        let longest = match links.is_empty() {
+            true => (config.lane_lines.next_power_of_two() - HEADER_LINES) * LINE_BYTES,
+            false => device::Layout::longest(config.lane_lines),
+        };
         let (last_actor, plans) = (AtomicU32::new(0), Mutex::default());
-        let inner = Inner { shared, port, devices, last_actor, longest: longest.min(MAX_PAYLOAD), plans };
-        Ok(Self { inner: Arc::new(inner), residents, service: Some(service) })
+        let longest = longest.min(MAX_PAYLOAD);
+        let inner = Inner { shared, port, devices, links, last_actor, longest, plans };
+        Ok(Self { inner: Arc::new(inner), runners, service: Some(service), threads })
     }
 
     /// Begins an actor.
@@ -154,26 +192,61 @@ impl System {
     /// [`ActorError::Layout`] where the code was written for another state, or another actor means something else by a
     /// kind of message; [`ActorError::NoDevice`], [`ActorError::Invalid`].
     pub fn spawn(&self, spec: &ActorSpec, placement: Placement) -> Result<ActorRef, ActorError> {
-        let inner = &self.inner;
         if spec.state != spec.code.state {
             let what = format!("the state of {:?}", spec.name);
             return Err(ActorError::Layout { what, one: spec.state, other: spec.code.state });
         }
-        if spec.inbox_capacity == 0 || spec.threads != 1 {
-            let reason = "an inbox takes at least one message, and a Rust function has one thread".to_owned();
-            return Err(ActorError::Invalid { reason });
+        let invalid = |reason: &str| Err(ActorError::Invalid { reason: reason.to_owned() });
+        if spec.inbox_capacity == 0 {
+            return invalid("an inbox takes at least one message");
         }
-        let executor = inner.place(placement)?;
-        inner.plans().declare_kinds(&spec.code.messages)?;
-        // Relaxed: a number, and nothing else.
-        let id = ActorId(inner.last_actor.fetch_add(1, Ordering::Relaxed) + 1);
-        let inbox = Arc::new(Inbox::new(id, spec, inner.longest));
-        let core = Core::new(Arc::clone(&inbox), spec.code.clone());
+        match &spec.code.body {
+            Body::Host(_) if spec.threads != 1 => invalid("a Rust function has one thread"),
+            Body::Device(_) if ![1, THREADS].contains(&spec.threads) => {
+                invalid("a function in CUDA C has one thread or 32")
+            }
+            Body::Host(handler) => self.spawn_on_host(spec, placement, handler),
+            Body::Device(code) => self.spawn_on_device(spec, placement, code),
+        }
+    }
+
+    fn spawn_on_host(
+        &self,
+        spec: &ActorSpec,
+        placement: Placement,
+        handler: &Arc<Handler>,
+    ) -> Result<ActorRef, ActorError> {
+        let inner = &self.inner;
+        let executor = inner.place(placement, Some(false))?;
+        let inbox = inner.inbox(spec)?;
+        let core = Core::new(Arc::clone(&inbox), Arc::clone(handler), spec.state.size);
         let local = Box::new(Local::new(Seat::serving(), core));
         inner.shared.executors[executor].tell(Command::Insert(local));
-        inner.shared.routes.change(|table| {
-            table.insert(Entry { executor, generation: 0, inbox: Arc::clone(&inbox) });
-        });
+        inner.enter(Entry { executor, generation: 0, slot: 0, inbox: Arc::clone(&inbox) });
+        Ok(ActorRef { inner: Arc::clone(inner), inbox })
+    }
+
+    fn spawn_on_device(
+        &self,
+        spec: &ActorSpec,
+        placement: Placement,
+        code: &DeviceCode,
+    ) -> Result<ActorRef, ActorError> {
+        let inner = &self.inner;
+        let executor = inner.place(placement, Some(true))?;
+        let device = inner.devices[inner.shared.executors[executor].device].info().id;
+        let unsupported = |reason| Err(ActorError::Unsupported { device, reason });
+        if matches!(spec.full, FullPolicy::DropOldest | FullPolicy::Spill) {
+            return unsupported("its inboxes neither drop their oldest nor spill yet");
+        }
+        if spec.code.messages.len() > device::KINDS {
+            return unsupported("its actors name no more than eight kinds of messages");
+        }
+        let link = inner.shared.executors[executor].link().ok_or(ActorError::NoDevice { device })?;
+        let number = link.ensure(&spec.name, code)?;
+        let inbox = inner.inbox(spec)?;
+        let slot = link.insert(executor, &inbox, spec, number, Deadline::within(PATIENCE))?;
+        inner.enter(Entry { executor, generation: 0, slot, inbox: Arc::clone(&inbox) });
         Ok(ActorRef { inner: Arc::clone(inner), inbox })
     }
 
@@ -237,7 +310,7 @@ impl System {
         placement: Placement,
         deadline: Deadline,
     ) -> Result<(), ActorError> {
-        let target = self.inner.place(placement)?;
+        let target = self.inner.place(placement, None)?;
         let table = self.inner.shared.routes.load();
         let entry =
             table.find(actor.id()).map_err(|reason| ActorError::Gone { actor: actor.id(), reason })?;
@@ -245,6 +318,14 @@ impl System {
             return Ok(());
         }
         let shared = &self.inner.shared;
+        for executor in [entry.executor, target] {
+            let side = &shared.executors[executor];
+            if side.number.is_some() {
+                let device = self.inner.devices[side.device].info().id;
+                let reason = "actors neither leave it nor come to it yet";
+                return Err(ActorError::Unsupported { device, reason });
+            }
+        }
         let [from, to] = [entry.executor, target].map(|executor| shared.executors[executor].device);
         if shared.ways.way(from, to) == Way::Unreachable {
             let [from, to] = [from, to].map(|device| self.inner.devices[device].info().id);
@@ -327,8 +408,8 @@ impl System {
     pub fn shut_down(mut self, deadline: Deadline) -> Result<(), ActorError> {
         self.end_service();
         // All of them, whatever becomes of one.
-        let stopped: Vec<_> = self.residents.iter().map(|resident| resident.stop(deadline)).collect();
-        stopped.into_iter().try_for_each(|stopped| Ok(stopped?))
+        let stopped: Vec<_> = self.runners.iter().map(|runner| runner.stop(deadline)).collect();
+        stopped.into_iter().collect()
     }
 
     fn end_service(&mut self) {
@@ -337,6 +418,12 @@ impl System {
             && service.join().is_err()
         {
             tracing::error!("the service thread of actors had panicked");
+        }
+        self.inner.links.iter().for_each(|link| link.end());
+        for thread in self.threads.drain(..) {
+            if thread.join().is_err() {
+                tracing::error!("the thread of a device with actors had panicked");
+            }
         }
         let shared = &self.inner.shared;
         shared.routes.change(Table::clear);
@@ -348,6 +435,8 @@ impl Drop for System {
     /// Tells the executors to end, and does not wait for handlers.
     fn drop(&mut self) {
         self.end_service();
+        // References to actors keep the links, and those their kernels.
+        self.inner.links.iter().for_each(|link| link.abandon());
     }
 }
 
@@ -366,41 +455,103 @@ fn check(devices: &[Arc<dyn Device>], config: &SystemConfig) -> Result<(), Actor
         if !device.features().contains(Features::RESIDENT_KERNELS) {
             return unsupported("it has no resident kernels");
         }
-        if !info.code_formats.contains(&CodeFormat::HostFunction) {
-            return unsupported("its executor is not written yet; actors run on host devices");
+        if !info.code_formats.contains(&CodeFormat::HostFunction) && !is_kernel(&**device) {
+            return unsupported(
+                "its executor is not written yet; actors run on host devices and CUDA devices",
+            );
         }
+        if is_kernel(&**device) && !device.features().contains(Features::HOST_VISIBLE_MEMORY) {
+            return unsupported("it shares no memory with the host");
+        }
+    }
+    let kernels = devices.iter().filter(|device| is_kernel(&***device)).count();
+    if kernels > DEVICES {
+        let reason = format!("{kernels} CUDA devices are more than the {DEVICES} of a system");
+        return Err(ActorError::Invalid { reason });
+    }
+    if kernels.saturating_mul(config.executors_per_device as usize) > MOST_KERNELS {
+        let reason = format!("executors of CUDA devices are {MOST_KERNELS} at most");
+        return Err(ActorError::Invalid { reason });
+    }
+    if kernels > 0 && config.lane_lines <= HEADER_LINES {
+        let reason = format!("a lane of {} lines holds no message of the host", config.lane_lines);
+        return Err(ActorError::Invalid { reason });
     }
     Ok(())
 }
 
-type HostLanes = [SharedProducer; PRIORITIES];
+/// Whether a device's executors are kernels in CUDA C.
+fn is_kernel(device: &dyn Device) -> bool {
+    let formats = &device.info().code_formats;
+    !formats.contains(&CodeFormat::HostFunction) && formats.contains(&CodeFormat::CudaC)
+}
 
-/// Makes all lanes, and an executor at the end of each.
-fn wire(shared: &Arc<Shared>, lines: usize) -> Result<(Vec<Executor>, Vec<HostLanes>), ActorError> {
+/// Makes the links to devices whose executors are kernels.
+fn connect(
+    shared: &Arc<Shared>,
+    devices: &[Arc<dyn Device>],
+    kernels: &[usize],
+    config: &SystemConfig,
+) -> Result<Vec<Arc<Link>>, ActorError> {
+    let executors = config.executors_per_device;
+    let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
+    let link = |(ordinal, &position): (usize, &usize)| {
+        let first = position * executors as usize;
+        let shape = Shape {
+            executors,
+            all: executors.saturating_mul(count(kernels.len())),
+            first: executors.saturating_mul(count(ordinal)),
+            lane_lines: config.lane_lines,
+            state_bytes: config.state_bytes.max(256),
+            waiting_bytes: config.waiting_bytes,
+            sample_every: shared.sample_every,
+        };
+        let place = [position, ordinal, first];
+        let link = Link::new(shared, &devices[position], place, &shape, Deadline::within(PATIENCE))?;
+        shared.executors[first..first + executors as usize].iter().for_each(|side| side.set_link(&link));
+        Ok(link)
+    };
+    kernels.iter().enumerate().map(link).collect()
+}
+
+/// Makes all lanes, and an executor at the end of each that is not a kernel's.
+fn wire(shared: &Arc<Shared>, lines: usize) -> Result<(Vec<Option<Executor>>, Vec<HostLanes>), ActorError> {
     let count = shared.executors.len();
     let mut outputs: Vec<Vec<Option<Lanes>>> = (0..count).map(|_| Vec::new()).collect();
+    // A kernel makes its own.
+    let senders: Vec<usize> = (0..count).filter(|&at| shared.executors[at].number.is_none()).collect();
     let (mut inputs, mut host) = (Vec::new(), Vec::new());
     for to in &shared.executors {
+        if let Some(link) = to.link() {
+            host.push(HostLanes::Link(Arc::clone(&link)));
+            for &from in &senders {
+                let way = shared.ways.way(shared.executors[from].device, to.device);
+                outputs[from].push((way == Way::HostMediated).then(|| Lanes::Link(Arc::clone(&link))));
+            }
+            inputs.push(None);
+            continue;
+        }
         let (producers, consumers) = all_priorities(|| shared_lane(lines))?;
         let mut consumers = vec![consumers];
-        host.push(producers);
-        for (from, outputs) in shared.executors.iter().zip(&mut outputs) {
+        host.push(HostLanes::Ring(producers));
+        for &at in &senders {
+            let from = &shared.executors[at];
             let way = shared.ways.way(from.device, to.device);
             let is_straight = matches!(way, Way::SameDevice | Way::Peer | Way::HostMediated);
-            outputs.push(if is_straight && !std::ptr::eq(from, to) {
+            outputs[at].push(if is_straight && !std::ptr::eq(from, to) {
                 let (producers, more) = all_priorities(|| lane(lines))?;
                 consumers.push(more);
-                Some(producers)
+                Some(Lanes::Ring(producers))
             } else {
                 None
             });
         }
-        inputs.push(consumers);
+        inputs.push(Some(consumers));
     }
     let lines = lines.next_power_of_two();
     let executors = outputs.into_iter().zip(inputs).enumerate();
     let executors = executors.map(|(index, (outputs, inputs))| {
-        Executor::new(Post::new(index, outputs, Arc::clone(shared)), inputs, lines)
+        inputs.map(|inputs| Executor::new(Post::new(index, outputs, Arc::clone(shared)), inputs, lines))
     });
     Ok((executors.collect(), host))
 }
@@ -453,21 +604,50 @@ impl Inner {
         position.ok_or(ActorError::NoDevice { device })
     }
 
-    /// The executor in service with the fewest actors.
-    fn place(&self, placement: Placement) -> Result<usize, ActorError> {
+    /// The executor in service with the fewest actors; one that is a kernel, or that is not, if that is asked for.
+    fn place(&self, placement: Placement, kernel: Option<bool>) -> Result<usize, ActorError> {
         let device = match placement {
             Placement::Any => None,
             Placement::Device(device) => Some(self.position(device)?),
         };
         let table = self.shared.routes.load();
         let executors = self.shared.executors.iter().enumerate();
-        let fit = executors.filter(|(_, executor)| {
-            !executor.is_lost() && device.is_none_or(|device| executor.device == device)
-        });
+        let is_fit =
+            |executor: &ExecutorSide| kernel.is_none_or(|kernel| kernel == executor.number.is_some());
+        let is_meant = |executor: &ExecutorSide| device.is_none_or(|device| executor.device == device);
+        if !self.shared.executors.iter().any(|executor| is_meant(executor) && is_fit(executor)) {
+            let reason = match kernel {
+                Some(true) => "it runs Rust functions, and this code is CUDA C",
+                _ => "it runs CUDA C, and this code is a Rust function",
+            };
+            let device = self.devices[device.unwrap_or(0)].info().id;
+            return Err(ActorError::Unsupported { device, reason });
+        }
+        let fit =
+            executors.filter(|(_, executor)| !executor.is_lost() && is_fit(executor) && is_meant(executor));
         let load = |at: usize| table.entries().filter(|entry| entry.executor == at).count();
         let best = fit.map(|(at, executor)| (executor.looping().is_some(), load(at), at)).min();
         let lost = device.map_or_else(|| self.devices[0].info().id, |device| self.devices[device].info().id);
         best.map(|(_, _, at)| at).ok_or(ActorError::NoDevice { device: lost })
+    }
+
+    /// An inbox for an actor that begins.
+    fn inbox(&self, spec: &ActorSpec) -> Result<Arc<Inbox>, ActorError> {
+        self.plans().declare_kinds(&spec.code.messages)?;
+        // Relaxed: a number, and nothing else.
+        let id = ActorId(self.last_actor.fetch_add(1, Ordering::Relaxed) + 1);
+        Ok(Arc::new(Inbox::new(id, spec, self.longest)))
+    }
+
+    /// Makes an actor known, to all devices before anybody is told of it.
+    fn enter(&self, entry: Entry) {
+        self.shared.routes.change(|table| table.insert(entry.clone()));
+        for link in self.links.iter().filter(|link| link.is_running()) {
+            // A device that does not answer is lost, or will be found out by whoever sends from there.
+            if let Err(error) = link.barrier(Deadline::within(PATIENCE)) {
+                tracing::warn!(%error, "a device has not taken note of an actor");
+            }
+        }
     }
 
     fn run_epoch(
@@ -532,7 +712,7 @@ impl Inner {
                 device: id(device),
                 is_lost: own().any(ExecutorSide::is_lost),
                 unparkable: own().find_map(ExecutorSide::looping),
-                served: own().map(|executor| executor.counters.served.get()).sum(),
+                served: own().map(ExecutorSide::served).sum(),
             }
         });
         let sum = |count: fn(&ExecutorSide) -> u64| shared.executors.iter().map(count).sum();
@@ -540,12 +720,19 @@ impl Inner {
             devices: devices.collect(),
             actors,
             routes: self.routes(),
-            served: sum(|executor| executor.counters.served.get()),
+            served: sum(ExecutorSide::served),
             duplicates: sum(|executor| executor.counters.duplicates.get()),
             early: sum(|executor| executor.counters.early.get()),
-            handed_on: sum(|executor| executor.counters.handed_on.get()),
+            handed_on: sum(ExecutorSide::handed_on),
             dead_letters: shared.dead.counts(),
         }
+    }
+
+    /// How far the clock of a device may be from the host's.
+    fn clock_error(&self, device: Option<usize>) -> u64 {
+        let executors = &self.shared.executors;
+        let side = device.and_then(|device| executors.iter().find(|side| side.device == device));
+        side.and_then(ExecutorSide::link).and_then(|link| link.clock_error_ns()).unwrap_or(0)
     }
 
     /// Routes between devices that were used, and those of the host.
@@ -568,6 +755,7 @@ impl Inner {
                 continue;
             }
             let way = from.map_or(Way::HostMediated, |from| shared.ways.way(from, to));
+            let clock_error_ns = self.clock_error(from) + self.clock_error(Some(to));
             let device = |position: usize| self.devices[position].info().id;
             routes.push(RouteStats {
                 from: from.map(device),
@@ -575,7 +763,7 @@ impl Inner {
                 way,
                 messages,
                 bytes,
-                latency: LatencyStats::of(&latency),
+                latency: LatencyStats { clock_error_ns, ..LatencyStats::of(&latency) },
             });
         }
         routes

@@ -108,6 +108,8 @@ pub(crate) struct Entry {
     pub(crate) executor: usize,
     /// How often it has changed its place, around zero.
     pub(crate) generation: u16,
+    /// Its place there, where the executor is a kernel.
+    pub(crate) slot: u32,
     pub(crate) inbox: Arc<Inbox>,
 }
 

@@ -1,4 +1,5 @@
-//! The lane header for kernels, compiled for the CPU: under a thread sanitizer, and beside the ring in Rust.
+//! The headers for kernels, compiled for the CPU: lanes under a thread sanitizer and beside the ring in Rust, and what an
+//! executor with handlers is put together to.
 //!
 //! It takes a C++ compiler: `c++`, or what `CXX` names. Without one the cases are skipped by name, and fail where
 //! `CI=true`.
@@ -13,7 +14,7 @@ use std::{
 
 use libtest_mimic::{Arguments, Trial};
 use warpweft_k2k_router::{
-    Header, Message, RingError,
+    Header, Message, RingError, executor_source,
     ring::{Consumer, Producer, RingMemory, SharedProducer, lane, shared_lane},
 };
 
@@ -27,7 +28,11 @@ fn main() -> ExitCode {
         let name = if skips { format!("{name} (needs a C++ compiler)") } else { name.to_owned() };
         Trial::test(name.clone(), move || {
             let folder = tempfile::tempdir()?;
-            body(&build(&compiler, folder.path(), name.contains("sanitizer")));
+            let program = match name.contains("handlers") {
+                true => build_executor(&compiler, folder.path()),
+                false => build(&compiler, folder.path(), name.contains("sanitizer")),
+            };
+            body(&program);
             Ok(())
         })
         .with_ignored_flag(skips)
@@ -36,6 +41,7 @@ fn main() -> ExitCode {
         case("one_producer_under_the_thread_sanitizer", |program| run_threads(program, 1, 200_000)),
         case("three_producers_under_the_thread_sanitizer", |program| run_threads(program, 3, 50_000)),
         case("both_rings_leave_the_same_bytes", both_rings_leave_the_same_bytes),
+        case("an_executor_with_handlers_is_a_library", |library| assert!(library.exists())),
     ];
     libtest_mimic::run(&Arguments::from_args(), cases).exit_code()
 }
@@ -51,6 +57,29 @@ fn build(compiler: &str, folder: &Path, sanitized: bool) -> PathBuf {
     let output = command.args([source, "-o"]).arg(&program).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     program
+}
+
+/// Two sources that declare the same names, of which one has two handlers.
+fn build_executor(compiler: &str, folder: &Path) -> PathBuf {
+    let counter = |step: u32| {
+        format!(
+            "struct Count {{ uint64_t messages; }};
+             __device__ void count(warpweft_context &cx, Count *state, const warpweft_message &) {{
+                 state->messages += {step};
+                 cx.reply(&state->messages, sizeof state->messages);
+             }}
+             __device__ void clear(warpweft_context &, Count *state, const warpweft_message &) {{ *state = {{}}; }}"
+        )
+    };
+    let (one, two) = (counter(1), counter(2));
+    let handlers = [("one", &*one, "count"), ("two", &*two, "count"), ("clear", &*one, "clear")];
+    let (source, library) = (folder.join("executor.cpp"), folder.join("executor.so"));
+    std::fs::write(&source, executor_source(&handlers) + "WARPWEFT_LIBRARY\n").unwrap();
+    let mut command = Command::new(compiler);
+    command.args(["-std=c++17", "-O2", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", "-pthread"]);
+    let output = command.arg(source).arg("-o").arg(&library).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    library
 }
 
 fn run_threads(program: &Path, producers: u32, each: u32) {

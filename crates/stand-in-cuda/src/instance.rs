@@ -77,7 +77,8 @@ impl StandIn {
     /// first `cuInit`.
     ///
     /// At any time, `blocking` is 1 where launches wait for their kernels, and `hold` names kernels, with spaces
-    /// between, that do not begin until it is set to something else.
+    /// between, that do not begin until it is set to something else. `library` is the path of a dynamic library with
+    /// kernels that the stand-in does not have itself, as `int32_t name(const Turn *)`: see `library.rs`.
     #[must_use]
     pub fn with(self, name: &str, value: &str) -> Self {
         self.set(name, value);

@@ -1,5 +1,6 @@
 //! The kernels there are, by the names of their entries: Rust for the CUDA code in the `kernels` folders of the
-//! backend, the command, communicators and the conformance suite, and for graphs of the GPU suite.
+//! backend, the command, communicators and the conformance suite, and for graphs of the GPU suite. Others may be in a
+//! library that a test names (`library.rs`).
 //!
 //! A block is a state machine that is given turns, so that any number of blocks run beside each other on one
 //! thread. One turn is one round of the loop that the CUDA code has, or all of it where it has none.
@@ -13,15 +14,21 @@ use std::{
 use warpweft_core_types::{DType, ReduceOp};
 use warpweft_host_collectives::reduce;
 
-use crate::{exports::Code, low_latency, space::View};
+use crate::{exports::Code, library, low_latency, space::View};
 
 /// What runs in place of an entry's code.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Kernel {
-    /// The bytes of each parameter.
-    pub(crate) params: &'static [usize],
-    /// A turn of one block.
-    pub(crate) step: fn(&mut Block<'_>) -> Result<Step, Code>,
+    /// The bytes of each parameter; a kernel of a library has what its entry declares.
+    pub(crate) params: Option<&'static [usize]>,
+    body: Body,
+}
+
+/// A turn of one block.
+#[derive(Debug, Clone, Copy)]
+enum Body {
+    Rust(fn(&mut Block<'_>) -> Result<Step, Code>),
+    Library(library::Function),
 }
 
 /// Whether a block wants another turn.
@@ -63,7 +70,7 @@ const SLICE: usize = 56;
 
 impl Kernel {
     pub(crate) fn named(name: &str) -> Option<Self> {
-        let kernel = |params, step| Some(Self { params, step });
+        let kernel = |params, step| Some(Self { params: Some(params), body: Body::Rust(step) });
         match name {
             "number" => kernel(&[8, 4], number),
             "increment" => kernel(&[8, 8, 4], increment),
@@ -100,7 +107,25 @@ impl Kernel {
             "step" => kernel(&[8, 4], digit),
             "linger" => kernel(&[8, 4, 8], linger),
             "work" => kernel(&[8, 4], work),
-            _ => None,
+            _ => Some(Self { params: None, body: Body::Library(library::function(name)?) }),
+        }
+    }
+
+    /// Whether it is of a library.
+    pub(crate) const fn is_foreign(&self) -> bool {
+        matches!(self.body, Body::Library(_))
+    }
+
+    /// Gives a block a turn.
+    pub(crate) fn step(&self, block: &mut Block<'_>) -> Result<Step, Code> {
+        match self.body {
+            Body::Rust(step) => step(block),
+            // A resident's slices are the stand-in's, its rounds the library's.
+            Body::Library(function) if block.arguments.first().is_some_and(|first| first.len() == SLICE) => {
+                let slice = block.slice();
+                block.reside(&slice, |block| Ok(library::call(function, block)? == Step::Done))
+            }
+            Body::Library(function) => library::call(function, block),
         }
     }
 }

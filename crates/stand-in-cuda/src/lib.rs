@@ -9,7 +9,8 @@
 //! nodes of a graph run in another order than the usual one, if the edges allow it.
 //!
 //! Kernels are Rust functions, found by the name of a PTX entry (`kernels.rs`); PTX is read for its entries
-//! and their parameters, and its instructions are not run. Device memory is never given out at the same
+//! and their parameters, and its instructions are not run. A test may name a library with more of them, which is how
+//! a CUDA source that is also C++ runs here (`library.rs`). Device memory is never given out at the same
 //! address twice, so that whoever uses freed memory is found out.
 //!
 //! [`StandIn`] loads a copy of the library with a state of its own, as if in a process of its own.
@@ -36,6 +37,7 @@ mod image;
 mod instance;
 mod kernels;
 mod launch;
+mod library;
 mod link;
 mod low_latency;
 mod machine;

@@ -3,6 +3,7 @@
 use std::{
     collections::VecDeque,
     ffi::c_uint,
+    ops::Range,
     sync::Arc,
     thread,
     time::{Duration, Instant},
@@ -22,6 +23,9 @@ use crate::{
 
 /// Blocks that take turns; the others come when one of them has ended.
 const AT_ONCE: usize = 512;
+
+/// Blocks of a library's kernel that have a thread each; those of a larger grid share one.
+const APART: u64 = 8;
 
 /// A kernel that goes on for longer leaves the core to others now and then.
 const BRISK: Duration = Duration::from_millis(1);
@@ -233,7 +237,27 @@ impl Call {
         while is_held() && !self.context.is_dead() && machine.fault().is_none() {
             thread::sleep(BREATH);
         }
-        let mut coming = 0..blocks;
+        if !self.function.kernel.is_foreign() || !(2..=APART).contains(&blocks) {
+            return self.take_turns(machine, 0..blocks, blocks, threads);
+        }
+        // A library's code may stay in a turn for long, and others go on meanwhile.
+        thread::scope(|scope| {
+            let block = |index| {
+                let run = move || self.take_turns(machine, index..index + 1, blocks, threads);
+                thread::Builder::new().name("stand-in/block".to_owned()).spawn_scoped(scope, run)
+            };
+            let running: Vec<_> = (0..blocks).map(block).collect();
+            let ended = running.into_iter().map(|thread| {
+                let ended = thread.map(thread::ScopedJoinHandle::join);
+                ended.unwrap_or_else(|_| Ok(Err(Code::OUT_OF_MEMORY))).unwrap_or(Err(Code::LAUNCH_FAILED))
+            });
+            // All of them end before the first error is told.
+            ended.collect::<Vec<_>>().into_iter().collect()
+        })
+    }
+
+    /// Gives some of the blocks turns until those have ended.
+    fn take_turns(&self, machine: &Machine, mut coming: Range<u64>, blocks: u64, threads: u64) -> Outcome {
         let mut active: VecDeque<(u64, Turn)> = VecDeque::new();
         let began = Instant::now();
         let memory = machine.space.seen_from(self.context.device);
@@ -247,7 +271,7 @@ impl Call {
                 let Some((index, mut turn)) = active.pop_front() else { break };
                 let mut block =
                     Block { memory, arguments: &self.arguments, index, blocks, threads, turn: &mut turn };
-                if let Step::Again = (self.function.kernel.step)(&mut block)? {
+                if let Step::Again = self.function.kernel.step(&mut block)? {
                     active.push_back((index, turn));
                 }
             }

@@ -1,5 +1,6 @@
 //! The cases, by what they are about.
 
+mod actor_kernels;
 mod actors;
 mod clock;
 mod comm;
@@ -38,6 +39,7 @@ pub(crate) fn all() -> Vec<Case> {
         interop::CASES,
         comm::CASES,
         actors::CASES,
+        actor_kernels::CASES,
         #[cfg(unix)]
         sharing::CASES,
     ]

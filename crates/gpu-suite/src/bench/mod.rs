@@ -8,7 +8,7 @@ pub(crate) mod graph;
 mod pairs;
 pub(crate) mod raw;
 mod resident;
-mod round_trip;
+pub(crate) mod round_trip;
 pub(crate) mod samples;
 mod submission;
 mod vulkan;
@@ -16,7 +16,7 @@ mod vulkan;
 use anyhow::Result;
 use clap::ValueEnum;
 
-use crate::{collectives, low_latency, nccl, rig::Rig};
+use crate::{collectives, k2k, low_latency, nccl, rig::Rig};
 
 /// What is measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -35,6 +35,8 @@ pub(crate) enum Part {
     Collectives,
     /// Calls of few bytes by our own kernels, beside NCCL's, in graphs and not, alone and beside copies.
     LowLatency,
+    /// Messages between actors in CUDA C, and between them and the host.
+    K2k,
     /// Bandwidth as `measure` reports it, beside raw copies.
     Pairs,
     /// Graphs: recording, preparing, replaying, single operations and overlap, beside graphs by hand.
@@ -51,6 +53,7 @@ pub(crate) fn run(part: Part, quick: bool) -> Result<()> {
         Part::Nccl => return nccl::bench(),
         Part::Collectives => return collectives::bench(),
         Part::LowLatency => return low_latency::bench::run(),
+        Part::K2k => return k2k::bench::run(),
         Part::Vulkan => return vulkan::run(),
         _ => {}
     }
@@ -61,8 +64,12 @@ pub(crate) fn run(part: Part, quick: bool) -> Result<()> {
         Part::Resident => resident::run(&rig),
         Part::RoundTrip => round_trip::run(&rig),
         Part::Pairs => pairs::run(&rig),
-        Part::Graph | Part::Discovery | Part::Nccl | Part::Collectives | Part::LowLatency | Part::Vulkan => {
-            Ok(())
-        }
+        Part::Graph
+        | Part::Discovery
+        | Part::Nccl
+        | Part::Collectives
+        | Part::LowLatency
+        | Part::K2k
+        | Part::Vulkan => Ok(()),
     }
 }

@@ -92,6 +92,9 @@ static __device__ void store_line(u64 *to, unsigned number, u64 value) {
     asm volatile("st.relaxed.sys.global.v2.b64 [%0], {%1, %2};" ::"l"(to), "l"(low), "l"(high) : "memory");
 }
 
+// Not one that all fences agree about the order of, as `__threadfence_system` is, which takes several times as long.
+static __device__ void fence() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
+
 static __device__ u64 now_ns() {
     u64 now;
     asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now)::"memory");
@@ -253,8 +256,6 @@ struct Channel {
         unsigned peer = threadIdx.x, last = sent + (call.two_shots ? 2 : 1);
         while ((int)(credit + SLOTS - last) < 0 && !is_over(peer, last))
             credit = load_word(words(call.rank) + CREDIT + peer);
-        if (gives_bare())
-            __threadfence_system();
     }
 
     // Whether there is something to do at all. What a call needs first is loaded at once.
@@ -287,9 +288,6 @@ struct Channel {
             unsigned *own = words(call.rank);
             if (taken && takes_from(peer)) {
                 numbers.taken[peer] += taken;
-                // What was loaded of bare messages told nobody that it had arrived.
-                if (takes_bare())
-                    __threadfence_system();
                 store_word(words(peer) + CREDIT + call.rank, numbers.taken[peer]);
             }
             if (given && gives_to(peer))
@@ -352,7 +350,7 @@ struct Channel {
         unsigned peer = threadIdx.x;
         if (peer < call.ranks && gives_to(peer)) {
             unsigned number = numbers.sent[peer] + ahead;
-            __threadfence_system();
+            fence();
             store_word(flag(call.rank, peer, number), number);
         }
     }
@@ -364,7 +362,7 @@ struct Channel {
             unsigned number = numbers.taken[peer] + ahead;
             while (load_word(flag(peer, call.rank, number)) != number && !is_over(peer, number)) {
             }
-            __threadfence_system();
+            fence();
         }
         return !__syncthreads_or(patience.is_over);
     }

@@ -8,8 +8,8 @@ use anyhow::Result;
 use serde_json::json;
 use warpweft_comm::{Shape, Way, loopback::Loopback};
 use warpweft_core_types::{
-    BufferDesc, BufferView, CollectiveOp, CopyRegion, DType, GraphNode, GraphOp, Op, OwnedOp, PreparedGraph,
-    ReduceOp, Submission,
+    Arg, BufferDesc, BufferView, CollectiveOp, CopyRegion, DType, GraphNode, GraphOp, Launch, Op, OwnedOp,
+    PreparedGraph, ReduceOp, Submission,
 };
 
 use crate::{
@@ -43,7 +43,11 @@ pub(super) fn run(rig: &Rig) -> Result<()> {
             let graph = |(rank, operands): (&Loopback, &[BufferView; 2])| sums(bench, rank, operands, shape);
             ranks.iter().zip(&operands).map(graph).collect::<Result<Vec<_>>>()
         };
-        let mut contenders = vec![("a copy on the GPU".to_owned(), vec![copies(bench, &operands[0])?])];
+        let visits = operands.iter().map(|operands| visits(bench, operands)).collect::<Result<Vec<_>>>()?;
+        let mut contenders = vec![
+            ("a copy on the GPU".to_owned(), vec![copies(bench, &operands[0])?]),
+            ("a kernel each that reads a word and writes one".to_owned(), visits),
+        ];
         for shape in SHAPES {
             let way = Way { engine: warpweft_comm::EngineKind::LowLatency, shape: Some(shape) };
             contenders.push((way.to_string(), sums(shape)?));
@@ -78,6 +82,12 @@ fn sums(bench: &Bench, rank: &Loopback, operands: &[BufferView; 2], shape: Shape
 
 fn copies(bench: &Bench, operands: &[BufferView; 2]) -> Result<PreparedGraph> {
     chain(bench, &[OwnedOp::from(&Op::Copy(CopyRegion::new(&operands[0], &operands[1])?))])
+}
+
+fn visits(bench: &Bench, [src, dst]: &[BufferView; 2]) -> Result<PreparedGraph> {
+    let (read, written) = (src.slice(0..4)?, dst.slice(0..4)?);
+    let (kernel, args) = (bench.kernel("visit")?, [Arg::Buffer(&written), Arg::Buffer(&read)]);
+    chain(bench, &[OwnedOp::from(&Op::Launch(Launch::new(&kernel, [1, 1, 1], &args)?))])
 }
 
 /// The same operations again and again, each behind the one before.

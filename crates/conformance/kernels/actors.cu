@@ -10,25 +10,25 @@
 #endif
 #include "warpweft_executor.cuh"
 
-static WARPWEFT_FN uint64_t long_of(const warpweft_message &m) {
+WARPWEFT_FN uint64_t long_of(const warpweft_message &m) {
     return m.header.length < 8 ? 0 : warpweft_word(m.payload) | (uint64_t)warpweft_word(m.payload + 4) << 32;
 }
 
-static WARPWEFT_FN uint32_t word_of(const warpweft_message &m, uint32_t at) {
+WARPWEFT_FN uint32_t word_of(const warpweft_message &m, uint32_t at) {
     return m.header.length < 4 * at + 4 ? 0 : warpweft_word(m.payload + 4 * at);
 }
 
 struct None {};
 
 // Answers with what it gets. All threads of a warp may run it.
-static __device__ void echo(warpweft_context &cx, None *, const warpweft_message &m) { cx.reply(m.payload, m.header.length); }
+__device__ void echo(warpweft_context &cx, None *, const warpweft_message &m) { cx.reply(m.payload, m.header.length); }
 
 struct Tally {
     uint64_t count, wrong;
 };
 
 // Counts messages, and those whose number is not the count; kind 1 asks for both.
-static __device__ void tally(warpweft_context &cx, Tally *state, const warpweft_message &m) {
+__device__ void tally(warpweft_context &cx, Tally *state, const warpweft_message &m) {
     if (m.header.kind == 1) {
         cx.reply(state, sizeof *state);
         return;
@@ -42,7 +42,7 @@ struct Source {
 };
 
 // Kind 2 names two actors and a count; then each number goes to both, and the next one to itself.
-static __device__ void source(warpweft_context &cx, Source *state, const warpweft_message &m) {
+__device__ void source(warpweft_context &cx, Source *state, const warpweft_message &m) {
     if (m.header.kind == 2) {
         state->to[0] = word_of(m, 0);
         state->to[1] = word_of(m, 1);
@@ -56,7 +56,7 @@ static __device__ void source(warpweft_context &cx, Source *state, const warpwef
 }
 
 // Does not return for as many nanoseconds as it is told, four seconds at most.
-static __device__ void looping(warpweft_context &cx, None *, const warpweft_message &m) {
+__device__ void looping(warpweft_context &cx, None *, const warpweft_message &m) {
     uint64_t began = warpweft_now(), limit = long_of(m) < 4000000000ull ? long_of(m) : 4000000000ull;
     while (warpweft_now() - began < limit) {
     }
@@ -68,7 +68,7 @@ struct Gate {
 };
 
 // Defers everything until kind 2 opens it, and then puts numbers together in the order of their coming; kind 1 asks.
-static __device__ void gate(warpweft_context &cx, Gate *state, const warpweft_message &m) {
+__device__ void gate(warpweft_context &cx, Gate *state, const warpweft_message &m) {
     if (m.header.kind == 1) {
         cx.reply(state, sizeof *state);
     } else if (m.header.kind == 2) {
@@ -86,7 +86,7 @@ struct Forward {
 };
 
 // Kind 2 names an actor, how often, a priority and a time limit; everything else is sent there as often.
-static __device__ void forward(warpweft_context &cx, Forward *state, const warpweft_message &m) {
+__device__ void forward(warpweft_context &cx, Forward *state, const warpweft_message &m) {
     if (m.header.kind == 2) {
         *state = {word_of(m, 0), word_of(m, 1), word_of(m, 2), word_of(m, 3)};
         return;
@@ -96,7 +96,7 @@ static __device__ void forward(warpweft_context &cx, Forward *state, const warpw
 }
 
 // Is the end of its device.
-static __device__ void trap(warpweft_context &, None *, const warpweft_message &) {
+__device__ void trap(warpweft_context &, None *, const warpweft_message &) {
 #ifdef __CUDACC__
     __trap();
 #else
@@ -107,7 +107,7 @@ static __device__ void trap(warpweft_context &, None *, const warpweft_message &
 // Words of a checked payload of 64 bytes.
 enum { WORDS = 16 };
 
-static WARPWEFT_FN uint32_t mixed(uint32_t seed, uint32_t number, uint32_t at) {
+WARPWEFT_FN uint32_t mixed(uint32_t seed, uint32_t number, uint32_t at) {
     uint32_t word = (number * 16 + at) * 0x9e3779b1u ^ seed * 0x85ebca6bu;
     return word ^ word >> 15;
 }
@@ -118,7 +118,7 @@ struct Stream {
 
 // Kind 2 names an actor, a count, a seed and how many messages are sent at a time; then as many numbered and checked
 // messages go there. Its own turns are messages to itself.
-static __device__ void stream(warpweft_context &cx, Stream *state, const warpweft_message &m) {
+__device__ void stream(warpweft_context &cx, Stream *state, const warpweft_message &m) {
     if (m.header.kind == 2) {
         *state = {word_of(m, 0), 0, word_of(m, 1), word_of(m, 2), word_of(m, 3), 0};
         return;
@@ -139,7 +139,7 @@ struct Sink {
 };
 
 // Takes what a stream sends: kind 2 names the seed, kind 1 asks.
-static __device__ void sink(warpweft_context &cx, Sink *state, const warpweft_message &m) {
+__device__ void sink(warpweft_context &cx, Sink *state, const warpweft_message &m) {
     if (m.header.kind == 1) {
         cx.reply(state, sizeof *state);
         return;
@@ -170,7 +170,7 @@ struct Ping {
 
 // Kind 2 names an actor and a count; then messages of 64 bytes go there and come back, one after the other, and how
 // long each took is noted in nanoseconds. Kind 1 asks how many came back, kind 3 for what some of them took.
-static __device__ void ping(warpweft_context &cx, Ping *state, const warpweft_message &m) {
+__device__ void ping(warpweft_context &cx, Ping *state, const warpweft_message &m) {
     uint64_t now = warpweft_now();
     if (m.header.kind == 1) {
         cx.reply(&state->done, sizeof state->done);
@@ -197,7 +197,7 @@ static __device__ void ping(warpweft_context &cx, Ping *state, const warpweft_me
 }
 
 // Sends back what it gets.
-static __device__ void pong(warpweft_context &cx, None *, const warpweft_message &m) {
+__device__ void pong(warpweft_context &cx, None *, const warpweft_message &m) {
     cx.send(cx.source(), 0, m.payload, m.header.length);
 }
 

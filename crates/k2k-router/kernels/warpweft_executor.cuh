@@ -23,8 +23,8 @@
 
 #ifdef __CUDACC__
 
-// Code that is there once, so that all of it stays near the processor.
-#define WARPWEFT_APART static __device__ __noinline__
+// Code that is there once, so that all of it stays near the processor. Not static: NVRTC 12.0 crashes on some of such.
+#define WARPWEFT_APART inline __noinline__ __device__
 
 enum { WARPWEFT_THREADS = 32 };
 WARPWEFT_FN uint32_t warpweft_lane() { return threadIdx.x; }

@@ -73,6 +73,13 @@ static __device__ unsigned load_word(const void *from) {
     return value;
 }
 
+// What was stored before the flag was is seen behind it.
+static __device__ unsigned load_flag(const void *from) {
+    unsigned value;
+    asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
+    return value;
+}
+
 static __device__ void store_word(void *to, unsigned value) {
     asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
 }
@@ -92,7 +99,7 @@ static __device__ void store_line(u64 *to, unsigned number, u64 value) {
     asm volatile("st.relaxed.sys.global.v2.b64 [%0], {%1, %2};" ::"l"(to), "l"(low), "l"(high) : "memory");
 }
 
-// Not one that all fences agree about the order of, as `__threadfence_system` is, which takes several times as long.
+// What was stored before is seen by whoever sees what is stored behind it.
 static __device__ void fence() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
 
 static __device__ u64 now_ns() {
@@ -360,9 +367,8 @@ struct Channel {
         unsigned peer = threadIdx.x;
         if (peer < call.ranks && takes_from(peer)) {
             unsigned number = numbers.taken[peer] + ahead;
-            while (load_word(flag(peer, call.rank, number)) != number && !is_over(peer, number)) {
+            while (load_flag(flag(peer, call.rank, number)) != number && !is_over(peer, number)) {
             }
-            fence();
         }
         return !__syncthreads_or(patience.is_over);
     }

@@ -26,6 +26,7 @@ use crate::{
     context::Context,
     control::Control,
     device::CudaDevice,
+    exit::Parting,
     header,
     memory::Arena,
     stream::Stream,
@@ -92,6 +93,20 @@ pub(crate) struct ResidentCore {
     feeder: OnceLock<Thread>,
     calls: CallWatch,
     seats: Mutex<Option<ReservedMultiprocessors>>,
+    parting: Mutex<Leaving>,
+}
+
+/// Whether the end of the process waits for a resident.
+#[derive(Debug, Default)]
+enum Leaving {
+    /// It serves until then.
+    #[default]
+    No,
+    /// It was told to stop, and its feeder still looks after what the device has of it.
+    Now {
+        _parting: Parting,
+    },
+    Over,
 }
 
 /// The slices in the stream.
@@ -160,6 +175,7 @@ impl ResidentCore {
             feeder: OnceLock::new(),
             calls: CallWatch::default(),
             seats: Mutex::new(Some(seats)),
+            parting: Mutex::default(),
         });
         let no_thread = |error: io::Error| {
             let reason = format!("no thread to look after it: {error}");
@@ -229,6 +245,15 @@ impl ResidentCore {
         }
         self.give_seats_back();
         self.context.cold.remove(&self);
+        let parting = std::mem::replace(&mut *self.parting(), Leaving::Over);
+        // With all that it has of the device.
+        drop(self);
+        drop(parting);
+    }
+
+    fn parting(&self) -> MutexGuard<'_, Leaving> {
+        // Nothing panics under the lock.
+        self.parting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn give_seats_back(&self) {
@@ -408,6 +433,11 @@ impl ResidentCore {
 
     /// The order that stands for good.
     fn give_stop(&self) {
+        let mut parting = self.parting();
+        if matches!(*parting, Leaving::No) {
+            *parting = Leaving::Now { _parting: Parting::begin() };
+        }
+        drop(parting);
         self.order.store(Order::Stop as u8, Ordering::SeqCst);
         self.leave();
     }

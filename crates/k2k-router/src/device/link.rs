@@ -387,9 +387,12 @@ impl Link {
         self.memory.host.store(at + 8, 0);
         inbox.set_remote(counts);
         let header = Header { destination: actor.0, kind: INSERT, ..Header::default() };
-        state.order(local, header, insert_bytes(&room, spec, code), Awaited::Nothing);
+        // Not only until the bridge has it: other executors' messages come by lanes of their own, and may be there first.
+        let (done, begun) = mpsc::channel();
+        state.order(local, header, insert_bytes(&room, spec, code), Awaited::Barrier(done));
+        self.pump(&mut state);
         drop(state);
-        self.barrier(deadline).inspect_err(|_| self.state().rooms.remove(actor))?;
+        self.await_done(&begun, deadline).inspect_err(|_| self.state().rooms.remove(actor))?;
         Ok(room.slot)
     }
 
@@ -402,6 +405,10 @@ impl Link {
         state.order(BRIDGE, header, vec![0; 16], Awaited::Barrier(done));
         self.pump(&mut state);
         drop(state);
+        self.await_done(&passed, deadline)
+    }
+
+    fn await_done(&self, passed: &mpsc::Receiver<()>, deadline: Deadline) -> Result<(), ActorError> {
         self.wake();
         let began = Instant::now();
         loop {
